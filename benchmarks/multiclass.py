@@ -1,10 +1,10 @@
 """More than two classes: time beside scikit-learn's point estimate, and posteriors beside long chains of NUTS.
 
-Coefficients are centred over classes. Errors of means are in posterior sds of NUTS, averaged; those of sds are averages
-of |sd/sd of NUTS - 1|; coverage is the share of the chains' draws inside each method's 95 % intervals, averaged over
-coefficients. One-vs-rest fits each class against all others; its coefficients are centred too. One-vs-each replaces
-log softmax by Σ_k log σ(f_y - f_k), whose expectation under a star is exact (Titsias 2016), and maximises that. The
-ELBO of every Gaussian is that of the softmax itself: exact for independent classes, by draws for Laplace's covariance.
+Coefficients are centred over classes. Errors of means are averages in posterior sds of NUTS, errors of sds are averages
+of |sd/sd of NUTS - 1|, and coverage is the share of the chains' draws inside a method's 95 % intervals, averaged over
+coefficients. One-vs-rest fits each class against all others; its coefficients are centred too. One-vs-each maximises a
+bound with Σ_k log σ(f_y - f_k) in place of log softmax, whose expectation under a star is exact (Titsias 2016). The
+ELBO of every Gaussian is that of the softmax model: exact for independent classes, by draws for Laplace's covariance.
 """
 
 import time
@@ -83,7 +83,7 @@ def times(quick: bool, device: str) -> Table:
 
 
 class Fit(NamedTuple):
-    """What a method found on a data set, and its seconds."""
+    """The result of a method on a data set, and its seconds."""
 
     name: str
     method: str
@@ -114,7 +114,7 @@ def elbos(fits: list[Fit], device: str) -> Table:
     ]
     notes = [
         machine(device),
-        f"{SAME_PRIOR} Larger is closer: what is missing to the log evidence is KL(q ‖ posterior). Exact for "
+        f"{SAME_PRIOR} Larger is better: the log evidence less the ELBO is KL(q ‖ posterior). Exact for "
         f"independent classes; Laplace's is an average over {ELBO_DRAWS:,} antithetic draws. "
         "Seconds are wall-clock on a machine that others used too, compilation included.",
     ]
@@ -148,7 +148,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def problem_of(X: np.ndarray, y: np.ndarray, diagonal: bool = False) -> ClassProblem:
-    """The rows with the prior of all methods."""
+    """The rows, with the prior that all methods share."""
     source = Arrays(torch.from_numpy(X), torch.from_numpy(y).double(), intercept=True)
     precision = torch.from_numpy(prior_precision(source.dimension))
     return ClassProblem(source, int(y.max()) + 1, Prior(torch.zeros_like(precision), precision), diagonal)
@@ -167,7 +167,7 @@ def star(X: np.ndarray, y: np.ndarray, covariance: str = "full") -> Found:
 
 def corrected(X: np.ndarray, y: np.ndarray) -> Found:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", viper.errors.ImportanceWarning)  # the table shows what it warns of
+        warnings.simplefilter("ignore", viper.errors.ImportanceWarning)  # the table shows what it warns about
         found = viper.VariationalLogisticRegression().fit(X, y).corrected()
     return found.mean_, found.sd_, np.nan
 
@@ -214,7 +214,7 @@ def one_vs_each(X: np.ndarray, y: np.ndarray) -> Found:
 
 
 def centred_variance(own: np.ndarray) -> np.ndarray:
-    """Variances of w_k - w̄ of independent w_k."""
+    """Variances of w_k - w̄ for independent w_k."""
     return (1 - 2 / len(own)) * own + own.sum(0) / len(own) ** 2
 
 
@@ -242,7 +242,7 @@ def laplace(X: np.ndarray, y: np.ndarray) -> Found:
     covariance = np.linalg.inv(H)
     centre = np.kron(np.eye(K) - 1.0 / K, np.eye(d))
     sd = np.sqrt(np.diag(centre @ covariance @ centre)).reshape(K, d)
-    # E log p(y|w) by draws, less KL(q ‖ p) of all K d coefficients, in which the common shift has its prior
+    # E log p(y|w) by draws, less KL(q ‖ p) over all K d coefficients, whose common shift keeps its prior
     noise = np.random.default_rng(0).standard_normal((ELBO_DRAWS // 2, K * d)) @ np.linalg.cholesky(covariance).T
     fits = []
     for draw in np.concatenate([noise, -noise]).reshape(-1, K, d):

@@ -1,16 +1,16 @@
-"""Classifiers on top of a neural network: two moons, digits and a table, against what others do with the last layer.
+"""Classifiers on top of a neural network: two moons, digits and a table, beside other treatments of the last layer.
 
-All methods get the same rows, the same width of body, batches, Adam, learning rate, schedule and epochs, but for the
-head that is fitted to a finished body, which gets half the epochs. Rows "with a prior of the body" have N(0, 1) as the
-prior of all weights of the body, by a weight decay of 1/n, and the point estimates of those of the last layer, too;
-other rows have none. Covariances of the heads were chosen on other splits (seeds 100 to 103), that prior and the half
-on other data: moons with other noise, circles, and nine tables. Seconds are processor time of training, the post hoc
-step included, on one thread. Accuracy, log loss and calibration error (ten bins of the largest probability) are on a
-quarter of the rows that was held out. OOD AUROC is how well the entropy of the prediction tells the held-out rows from
-others: points on a ring around the moons, digits rotated by 90°, and rows of the table five times as far from the mean.
-Means over seeds of split and initial weights, with the standard error of the log loss.
+All methods get the same data, width of the body, batches, Adam, learning rate, schedule and epochs, except that the
+head fitted to a finished body gets half the epochs. In rows "with a prior of the body", a weight decay of 1/n gives all
+weights of the body the prior N(0, 1), and those of the last layer too if they are point estimates; other rows have no
+such prior. The covariances of the heads were chosen on other splits (seeds 100 to 103); that prior and half the epochs,
+on other data: moons with other noise, circles, and nine tables. Seconds are processor time of training on one thread,
+including the post hoc step. Accuracy, log loss and calibration error (ten bins of the largest probability) are on a
+held-out quarter of the data. OOD AUROC measures how well the entropy of the prediction tells held-out data from others:
+points on a ring around the moons, digits rotated by 90°, and rows of the table five times as far from the mean. All are
+means over seeds of split and initial weights, with the standard error of the log loss.
 
-The last table is of `LogitHead.fit` alone: 50,000 rows of 512 features, ten classes.
+The last table is for `LogitHead.fit` alone: 50,000 rows of 512 features, ten classes.
 """
 
 import math
@@ -35,13 +35,13 @@ from viper.nn import BayesianLinear, BayesianNetwork, GaussianProcessHead, Logit
 WIDTH, BATCH, RATE, EPOCHS = 64, 128, 1e-2, 100
 MEMBERS, FREQUENCIES = 5, 256
 SEEDS = {"Two moons": 20, "Digits": 5, "Breast cancer": 20}
-COLUMNS = ["method", "accuracy", "log loss", "± of it", "calibration error", "OOD AUROC", "seconds"]
+COLUMNS = ["method", "accuracy", "log loss", "std err", "calibration error", "OOD AUROC", "seconds"]
 POST_HOC = "Post hoc fit of 50,000 x 512 features, ten classes"
 Predict = Callable[[Tensor], Tensor]
 
 
 class Data:
-    """A split with its other rows, standardised by the training rows."""
+    """A split and its out-of-distribution rows, standardised by the training rows."""
 
     def __init__(self, name: str, seed: int) -> None:
         generator = np.random.default_rng(seed)
@@ -78,7 +78,7 @@ def plain_body(columns: int) -> torch.nn.Module:
 
 
 class SmoothBody(torch.nn.Module):
-    """A fixed embedding and two residual layers of spectral norm at most one, which keep distances."""
+    """A fixed embedding and two residual layers of spectral norm at most one, which preserve distances."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def ensemble(data: Data, prior: bool = False) -> Predict:
 
 
 def with_both(p: Tensor) -> Tensor:
-    """Probabilities of both classes from that of the second."""
+    """Probabilities of both classes, from that of the second."""
     return torch.cat([1.0 - p, p], 1) if p.shape[1] == 1 else p
 
 
@@ -283,7 +283,7 @@ def table_of(name: str, quick: bool, device: str) -> Table:
 
 
 def features_of(kind: str, rows: int, columns: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Normal features with classes of a linear model, or ReLU units of clusters, which are nearly separable."""
+    """Normal features with labels from a linear model, or ReLU features of clusters, which are nearly separable."""
     generator = torch.Generator().manual_seed(0)
     if kind == "normal":
         x = torch.randn(rows, columns, generator=generator)
@@ -306,7 +306,7 @@ def post_hoc_table(quick: bool, device: str) -> Table:
 
 
 def run(quick: bool, device: str, tables: str | None = None) -> Page:
-    """A table for each data set, and one of the post hoc fit."""
+    """A table for each data set, and one for the post hoc fit."""
     torch.set_num_threads(1)
     wanted = tables.split(";") if tables else [*SEEDS, POST_HOC]
     made = [table_of(name, quick, device) for name in SEEDS if name in wanted]

@@ -1,7 +1,7 @@
 """Posteriors of logistic regression by several libraries: seconds, and errors of means and sds against long NUTS.
 
 All contenders get the same rows, no intercept, the prior N(0, 1) on every coefficient, and the computer to themselves.
-A contender is a function that returns posterior means and sds; whatever it compiles, it compiles at its first call.
+A contender is a function that returns posterior means and sds; any compilation happens in its first call.
 """
 
 import time
@@ -43,7 +43,7 @@ def peer_table(quick: bool, device: str = "cpu") -> Table:
     rows: list[list[str | float]] = []
     notes = [
         "Seconds: the shortest of several calls taken in turn, ours and laplace-torch on one thread, NumPyro on all; "
-        "what is compiled is compiled at the first call. Errors: of posterior means, in posterior sds; of posterior "
+        "compilation, in the first call, is not counted. Errors: of posterior means, in posterior sds; of posterior "
         "sds, relative; root mean square and worst over 25 coefficients.",
         f"ADVI: AutoMultivariateNormal, {ADVI_STEPS:,} steps of Adam, its rate falling from 0.01 to 0.0001.",
         *(f"{name}: skipped, {module} is not installed." for name, module in NEEDS.items() if not find_spec(module)),
@@ -113,12 +113,12 @@ def summary_errors(mean: np.ndarray, sd: np.ndarray, truth: MCMCResult) -> list[
 
 
 def describe_truth(truth: MCMCResult, n: int) -> str:
-    """How long the reference ran, and how exact it is."""
+    """How long the reference ran, and how accurate it is."""
     chains, draws, _ = truth.draws.shape
     return (
         f"n = {n:,}: the truth is NUTS, {chains} × {draws:,} draws in {truth.seconds:.0f} s, R-hat at most "
         f"{truth.rhat.max():.4f}; its own error is {rms(truth.mcse() / truth.sd()):.4f} sd in the means and "
-        f"{rms(truth.mcse('sd') / truth.sd()):.4f} in the sds, below which no row can be told from another."
+        f"{rms(truth.mcse('sd') / truth.sd()):.4f} in the sds; smaller differences between rows mean nothing."
     )
 
 
@@ -141,7 +141,7 @@ def corrected(X: np.ndarray, y: np.ndarray) -> Summary:
 
 
 class TwoLogits(torch.nn.Module):
-    """Logits (0, xᵀβ), because laplace-torch does classification by cross-entropy."""
+    """Logits (0, xᵀβ), because laplace-torch classifies by cross-entropy."""
 
     def __init__(self, p: int) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def advi(X: np.ndarray, y: np.ndarray) -> Callable[[], Summary]:
 
 
 def nuts(X: np.ndarray, y: np.ndarray) -> Callable[[], Summary]:
-    """NUTS with NumPyro's defaults and four vectorised chains, which is faster than one after another."""
+    """NUTS with NumPyro's defaults and four vectorised chains, which are faster than sequential ones."""
 
     def prepare() -> Callable[[], Summary]:
         import jax
@@ -238,7 +238,7 @@ def nuts(X: np.ndarray, y: np.ndarray) -> Callable[[], Summary]:
 
 
 def prepared_once(prepare: Callable[[], Callable[[], Summary]]) -> Callable[[], Summary]:
-    """A function that calls `prepare` at its first call, and what that returned at every call."""
+    """A function that calls `prepare` the first time, and what `prepare` returned every time."""
     made: list[Callable[[], Summary]] = []
 
     def work() -> Summary:

@@ -23,7 +23,7 @@ import pandas as pd
 from benchmarks.table import Table, machine
 
 CLIENTS, BATCHES = (1, 16), (1, 100)
-SECONDS = 6.0  # of each measurement, after a short warm-up
+SECONDS = 6.0  # length of each measurement, after a short warm-up
 NAMES = [f"x{j}" for j in range(10)]
 
 

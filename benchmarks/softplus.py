@@ -1,7 +1,7 @@
 """The expected softplus: nanoseconds per point for value, slope and curvature together, and the worst error.
 
-Points: mean uniform on [-8, 6], sd log-uniform on [1e-3, 10]; and a second set with sd at most 0.05, as in large data
-sets. Errors are measured against the exact limit, which is itself compared with mpmath.
+Points have means uniform on [-8, 6] and sds log-uniform on [1e-3, 10]; a second set has sds of at most 0.05, as with
+many rows. Errors are measured against the exact limit, which is itself compared with mpmath.
 """
 
 import math
@@ -21,7 +21,7 @@ from benchmarks.table import Table, interleaved, machine
 Moments = tuple[Tensor, ...]
 FAST = "fast path (tolerance 1e-8)"
 AUTOGRAD = "η₁₂, autograd of the paper's formula"
-AUTOGRAD_BLOCK = 1 << 11  # points at a time for autograd: its fastest among 2^9 ... 2^16 on a CPU
+AUTOGRAD_BLOCK = 1 << 11  # points per block for autograd: the fastest among 2^9 ... 2^16 on a CPU
 ERRORS = ["value, absolute", "value, relative", "slope, absolute", "curvature, absolute", "not finite"]
 SOFTPLUS_COLUMNS = ["method", "sd at most", "ns per point", "speed", *ERRORS]
 
@@ -159,7 +159,7 @@ def trapezoid(mean: float, variance: float) -> list[Any]:
     sd = mp.sqrt(mpf(variance))
     step = min(mpf(1) / 5, sd / 4)
     totals = [mpf(0)] * 3
-    # e^x shifts the mass by sd², and less than 1e-30 of it lies beyond 12 sd
+    # e^x shifts the mass by sd²; less than 1e-30 of it lies beyond 12 sd
     for j in range(int(-12 * sd / step), int((12 * sd + variance) / step) + 1):
         x = mean + j * step
         weight, s = step * mp.npdf(x, mean, sd), 1 / (1 + mp.exp(-x))
@@ -191,7 +191,7 @@ def memory_note(device: str, options: dict[str, Any], name: str) -> str:
 def extra_memory(device: str, options: dict[str, Any], size: int = 10**8) -> float:
     """Peak memory during a call, in MB, less the memory before it and the size of the outputs."""
     torch.set_num_threads(1)
-    viper.expected_softplus(*random_points(10**5, 10.0, device), **options)  # loads what is loaded at first use
+    viper.expected_softplus(*random_points(10**5, 10.0, device), **options)  # whatever is loaded at first use
     mean, variance = random_points(size, 10.0, device)
     before = high_water(device)
     out = viper.expected_softplus(mean, variance, **options)

@@ -1,4 +1,4 @@
-"""Tables of results, printed and kept as CSV and Markdown; and how durations are measured."""
+"""Tables of results, printed and saved as CSV and Markdown; and the measurement of durations."""
 
 import csv
 import platform
@@ -46,7 +46,7 @@ class Table:
 class Page:
     """Several tables, as one Markdown page and as one CSV with a line per cell.
 
-    `order` are the titles of all tables that the page may have; those that were not made anew are kept as they were.
+    `order` holds the titles of all tables that the page may have; those not made in this run are kept from the last.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """Best approximations of the logistic function by finite mixtures of normal distribution functions.
 
-The logistic distribution is a scale mixture of normals whose standard deviation is 2K, K Kolmogorov
-(Andrews & Mallows 1974), so a few normals imitate it well (Monahan & Stefanski 1992):
+The logistic distribution is a scale mixture of normals whose standard deviation is 2K, where K has the Kolmogorov
+distribution (Andrews & Mallows 1974), so a few normals approximate it well (Monahan & Stefanski 1992):
 
     s(x) = 1 / (1 + e^{-x})  ≈  Σ_j p_j Φ(x / σ_j),      p_j > 0,   Σ_j p_j = 1.
 
@@ -29,8 +29,8 @@ The weights are rounded to multiples of 2^-53 that add up to one.  Their partial
 precision in any order, and the approximations have the exact limits at ±∞.  The error stated in a table belongs
 to the rounded numbers; `worst_error` computes it in 30-digit arithmetic.
 
-The Gauss quadrature itself is nearly exact to rounding with 24 nodes, which `fit` cannot reach in double precision:
-`QUADRATURE` serves the entropy of an answer with log-odds X (`softplus/information.py`).
+With 24 nodes, the Gauss quadrature itself is accurate nearly to rounding, which `fit` cannot reach in double precision.
+As `QUADRATURE`, it gives the entropy of an answer with log-odds X (`softplus/information.py`).
 
 Run `python derivations/logistic_mixture.py` to write `src/viper/softplus/mixture_table.py`, or add `--check` to compare
 the committed file with a new derivation and write nothing.
@@ -104,7 +104,7 @@ def kolmogorov_density(x: Array) -> Array:
 
 
 def kolmogorov_quadrature(size: int) -> tuple[Array, Array]:
-    """Weights and log σ of the Gauss quadrature for the law of log 2K, K Kolmogorov.
+    """Weights and log σ of the Gauss quadrature for the law of log 2K, where K has the Kolmogorov distribution.
 
     The nodes are the eigenvalues of multiplication by log σ on polynomials of degree below `size`, and the weights
     are the squared first components of the eigenvectors (Golub & Welsch 1969).
@@ -184,8 +184,8 @@ def proposed_step(weights: Array, log_sd: Array, radius: float) -> tuple[Array, 
 def fit(size: int, tolerance: float = 1e-4, max_steps: int = 200) -> tuple[Array, Array]:
     """Weights and variances of the mixture of `size` normals whose largest error on GRID is least.
 
-    A step is taken when it delivers a tenth of the promised reduction; the radius is tripled after good steps
-    and cut after poor ones.  The search ends when the promise is below the fraction `tolerance` of the error.
+    A step is taken if it achieves a tenth of the predicted reduction; the radius is tripled after good steps and cut
+    after poor ones.  The search ends when the predicted reduction is below the fraction `tolerance` of the error.
     """
     weights, log_sd = kolmogorov_quadrature(size)
     weights, radius = best_weights(weights, log_sd), 0.1
@@ -202,7 +202,7 @@ def fit(size: int, tolerance: float = 1e-4, max_steps: int = 200) -> tuple[Array
             radius = np.abs(step).max() / 3
         elif ratio > 0.75:
             radius *= 3
-    raise RuntimeError(f"the search must end in {max_steps} steps; got a promise of {promised:.1e}")
+    raise RuntimeError(f"the search must end in {max_steps} steps; got a predicted reduction of {promised:.1e}")
 
 
 def exact_sum(weights: Array) -> Array:
@@ -248,7 +248,7 @@ def extremum(weights: Array, variances: Array, k: int, bracket: tuple[mp.mpf, mp
 
 
 def round_up(error: mp.mpf) -> float:
-    """The least number of two decimal digits that is not below `error`."""
+    """Round up to two significant digits."""
     return float(Context(prec=2, rounding=ROUND_CEILING).create_decimal(mp.nstr(error, 20)))
 
 

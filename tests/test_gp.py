@@ -102,7 +102,7 @@ def test_gradient_of_the_profile(kernel):
     direction = generator.normal(size=len(x))
     step = 1e-5
     difference = (profile(x + step * direction)[0] - profile(x - step * direction)[0]) / (2 * step)
-    assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)  # the inner optimum is found to 1e-15 nats
+    assert profile(x)[1] @ direction == pytest.approx(difference, rel=1e-6)  # the inner optimum is exact to 1e-15 nats
 
 
 @pytest.mark.parametrize("marginal", [False, True])
@@ -129,7 +129,7 @@ def test_profile_in_arrays_is_that_in_tensors(kernel, marginal):
 
 
 def test_integrating_residuals_out_makes_few_points_do_as_all(data):
-    """With all rows as points the profile is that of the ELBO; with few, it stays near, where the ELBO does not."""
+    """With all rows as points the marginal profile is the ELBO's; with few it stays close, and the ELBO does not."""
     X, y = data
     rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
     kernel = make_kernel("rbf", X.shape[1])
@@ -166,7 +166,7 @@ def test_blocks_change_nothing(data):
     for size in (7, 1000):
         source = Features(model, rows, size)
         values.append(newton(Problem(source, identity_prior(source), limit())).objective)
-    assert values[0] == pytest.approx(values[1], rel=TOLERANCE["roundoff"] * 100)  # sums in another order
+    assert values[0] == pytest.approx(values[1], rel=TOLERANCE["roundoff"] * 100)  # sums are in another order
 
 
 def test_features_made_anew_on_every_pass_give_the_same(data, monkeypatch):
@@ -308,12 +308,12 @@ def test_greedy_points_are_rows_whatever_the_solver(data, solver, monkeypatch):
     options = {"n_inducing": 12, "learn_inducing": False, "n_starts": 2, "max_iter": 3, "solver": solver}
     centres = VariationalGPClassifier(inducing="kmeans", **options).fit(X, y).inducing_points_
     assert not is_row(centres, X).all()
-    monkeypatch.setattr("viper.gp.starts.k_means", None)  # not needed
+    monkeypatch.setattr("viper.gp.starts.k_means", None)  # must not be called
     greedy = VariationalGPClassifier(**options).fit(X, y).inducing_points_
     assert is_row(greedy, X).all()
     # the first is where the information s(1-s) of the mean function alone is largest
     if solver == "natural-adam":
-        null = viper.VariationalLogisticRegression(prior_scale=10.0).fit(X, y)  # as the ridge of the null model
+        null = viper.VariationalLogisticRegression(prior_scale=10.0).fit(X, y)  # the ridge of the null model
         p = null.predict_proba(X)[:, 1]
         assert (np.abs(greedy[0] - X).sum(1) < 1e-9) @ (p * (1 - p)) > np.quantile(p * (1 - p), 0.9)
     # more points than rows in the race: they are chosen among all rows
@@ -393,7 +393,7 @@ def test_scikit_learn(estimator, check):
 
 
 def test_many_rows_are_searched_through_few(monkeypatch):
-    """Racing on 50 rows, then climbing on 400 and on all, with A in float32, finds as good an optimum."""
+    """A race on 50 rows, then climbs on 400 and on all, with A in float32, reach as good an optimum."""
     X, y = wavy(900)
     options = {"lengthscales": "many", "n_inducing": 12, "n_starts": 2, "random_state": 0, "tol": 1e-2}
     direct = VariationalGPClassifier(**options).fit(X, y)
@@ -416,8 +416,8 @@ def test_progress_of_the_search(data, capsys):
 
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_every_tensor_is_made_on_its_device(data, diagonal, monkeypatch):
-    """The default device holds no numbers here, so a tensor made without an explicit device would break the search."""
-    monkeypatch.setattr("viper.gp.profile.dense_profile_applies", lambda *_: False)  # what runs on a GPU
+    """The default device here has no data, so a tensor made without an explicit device would break the search."""
+    monkeypatch.setattr("viper.gp.profile.dense_profile_applies", lambda *_: False)  # the path that a GPU takes
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
     rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
@@ -432,7 +432,7 @@ def test_every_tensor_is_made_on_its_device(data, diagonal, monkeypatch):
 
 
 class Elsewhere(Observations):
-    """Rows as if on another device, from which they can only be brought here."""
+    """Rows that act as if on another device, from which they can only be moved to the CPU."""
 
     def take(self, index):
         return Elsewhere(**vars(super().take(index)))
@@ -442,7 +442,7 @@ class Elsewhere(Observations):
 
 
 def test_small_races_run_on_the_cpu(data, monkeypatch):
-    """Wherever the rows are, starts climb on the CPU if their products are small, and the last climb where they are."""
+    """Starts with small products climb on the CPU, wherever the rows are; the last climb is where the rows are."""
     monkeypatch.setattr("viper.gp.search.RACE_ROWS", 30)
     X, y = data
     model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2), torch.from_numpy(X[:8].copy()), True, 1e-8)
@@ -464,7 +464,7 @@ def test_small_races_run_on_the_cpu(data, monkeypatch):
 
 @pytest.mark.parametrize(("represented", "few", "tolerance"), [(1, 120, 1e-3), (1, 40, 0.15), (5, 120, 0.25)])
 def test_gains_on_a_sample_count_as_much_as_it_says(data, represented, few, tolerance):
-    """0.05 nats per row of the sample, for so many rows as each of them stands for."""
+    """0.05 nats on the sample, times the number of rows that each of its rows stands for."""
     rows = Observations(torch.from_numpy(data[0]), torch.from_numpy((data[1] == "yes") * 1.0))
     search = Search(rows, limit(), False, 1, 1e-3, np.random.default_rng(0), represented=represented)
     assert search.tolerance(rows.take(slice(few))) == pytest.approx(tolerance)
@@ -581,7 +581,7 @@ def test_duplicate_rows_and_constant_columns(data):
 
 
 def test_intervals_include_what_the_mean_explains():
-    """A linear truth: as point estimates, the weights leave nothing to the kernel."""
+    """If the truth is linear, weights that are point estimates leave nothing to the kernel."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((200, 2))
     y = rng.random(200) < 1 / (1 + np.exp(0.5 * X[:, 1] - X[:, 0]))
@@ -626,7 +626,7 @@ def test_a_linear_mean_beside_a_kernel_of_nothing_is_logistic_regression():
 
 
 def test_a_linear_mean_beside_a_kernel_is_a_linear_kernel_more():
-    """s² xᵀz + 25 added to the kernel, with all rows as inducing points, is the same process."""
+    """A linear mean is the same process as s² xᵀz + 25 added to the kernel, with all rows as inducing points."""
     X, y = wavy(60)
     X = (X - X.mean(0)) / X.std(0)
     wave = gpytorch.kernels.ScaleKernel(rbf()).initialize(outputscale=2.0)

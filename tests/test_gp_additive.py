@@ -20,7 +20,7 @@ matplotlib.use("Agg")
 
 
 def few_values(n=150, seed=0):
-    """Columns of few values, so that all combinations can be listed."""
+    """Columns with few values, so that all combinations can be listed."""
     generator = np.random.default_rng(seed)
     X = np.column_stack(
         [generator.choice(levels, n) for levels in ([-2.0, 0.0, 1.0, 3.0], [0.0, 1.0], [1.0, 2.0, 5.0])]
@@ -95,8 +95,8 @@ def test_pairs_are_named_as_in_a_formula(kernel, names, pairs):
         ("additive + a", "with pairs as in 'additive \\+ a:b'; got 'additive \\+ a'"),
         ("additive + a:b:c", "with pairs as in"),
         ("additive + a:x", "must name columns; got 'x'"),
-        ("additive + a:a", "must be of two columns, each once; got a:a"),
-        ("additive + a:b + b:a", "must be of two columns, each once; got b:a"),
+        ("additive + a:a", "must differ and have two columns; got a:a"),
+        ("additive + a:b + b:a", "must differ and have two columns; got b:a"),
     ],
 )
 def test_what_pairs_must_be(kernel, message):
@@ -108,7 +108,7 @@ def test_what_pairs_must_be(kernel, message):
 
 
 def combinations(X):
-    """All combinations of the values of the columns, and their weights if columns were independent."""
+    """All combinations of the columns' values, weighted as if columns were independent."""
     levels = [np.unique(X[:, j], return_counts=True) for j in range(X.shape[1])]
     grids = np.meshgrid(*(values for values, _ in levels), indexing="ij")
     weights = np.einsum("i,j,k->ijk", *(counts / len(X) for _, counts in levels))
@@ -158,7 +158,7 @@ def test_effects_are_averages_over_combinations(fitted):
             T = T - np.repeat(first, sizes[1], 0) - np.tile(second, (sizes[0], 1))
         np.testing.assert_allclose(effect.mean.reshape(-1), T @ mean, atol=1e-10)
         expected = np.sqrt(np.clip(np.diag(T @ cov @ T.T), 0.0, None))
-        np.testing.assert_allclose(effect.sd.reshape(-1), expected, atol=1e-6)  # the root of rounding, 1e-13
+        np.testing.assert_allclose(effect.sd.reshape(-1), expected, atol=1e-6)  # √ of rounding, 1e-13
         for j, values in zip(kept, effect.values, strict=True):
             np.testing.assert_array_equal(values, np.unique(X[:, j]))
 
@@ -191,7 +191,7 @@ def test_pairs_pay_where_there_are_pairs():
     assert {"lengthscale", "term_sd", "relevance"} <= set(table)
     slope = table["term_sd"] / (table["lengthscale"] / paired._scaler.scale)
     np.testing.assert_allclose(table["relevance"], slope)
-    assert table.attrs["output_scale"] > float((table["term_sd"] ** 2).sum())  # and the pair
+    assert table.attrs["output_scale"] > float((table["term_sd"] ** 2).sum())  # the rest is the pair's
 
 
 def test_a_curve_is_found():

@@ -87,7 +87,7 @@ def test_a_mixture_of_equal_normals_is_that_normal():
 
 
 def test_a_row_that_is_sure_in_every_component_stays_sure():
-    """f is about 3, 10 and 30; around their mean, 14, a normal of their variance, 12², would give 0.89."""
+    """f is about 3, 10 or 30; a normal around their mean, 14, with their variance, 12², would give 0.89."""
     weights, narrow = torch.full((3,), 1 / 3).double(), torch.full((3, 1), 1e-4).double()
     thetas, variance = torch.tensor([[3.0], [10.0], [30.0]]).double(), torch.tensor([144.0]).double()
     mean = mean_of_same_probability(weights, thetas, narrow, variance)
@@ -193,7 +193,7 @@ def test_saved_and_loaded(fitted, new, tmp_path):
 
 
 def test_kernels_by_evidence(data, new, tmp_path):
-    """Each shape is fitted as if alone, the best evidence comes first, and files keep which it was."""
+    """Each shape is fitted as if alone, the one with the best evidence comes first, and files remember it."""
     options = {"lengthscales": "one", "n_starts": 1, "random_state": 0}
     model = VariationalGPClassifier("auto", **options).fit(*data)
     assert {family.split(",")[0] for family in model.summary().attrs["families"]} == {"rbf", "matern32", "matern52"}
@@ -209,7 +209,7 @@ def test_kernels_by_evidence(data, new, tmp_path):
 
 def test_summary_says_what_inducing_points_cost(fitted, data):
     cost = fitted.summary().attrs["inducing_cost"]
-    assert 0.0 < cost < 0.7  # half a nat, by the approximation that placed them
+    assert 0.0 < cost < 0.7  # half a nat, up to the approximation that placed them
     assert cost == pytest.approx(fitted.diagnose().residual_cost)
 
 
@@ -257,7 +257,7 @@ def line_components(model):
 
 def test_a_line_counts_where_the_truth_is_one(line):
     assert line.summary().attrs["families"]["a line"] > 0.2
-    assert line.family_ == Family("rbf", False)  # what summary describes has a kernel
+    assert line.family_ == Family("rbf", False)  # summary describes a model with a kernel
     assert not any("line" in start.start.split(":")[0] for start in line.starts_)
     for component in line_components(line):
         assert len(component.model.inducing) == 0
@@ -265,7 +265,7 @@ def test_a_line_counts_where_the_truth_is_one(line):
 
 
 def test_a_line_is_logistic_regression(line, straight, new):
-    """The posterior of [s x, 5] with the prior N(0, I) is the best one for these columns, found by the other solver."""
+    """The posterior of the weights of [s x, 5] under N(0, I) is the one that the other solver finds."""
     component, *_ = line_components(line)
     X, y = straight
     slope = float(component.model.mean.slope.detach())
@@ -298,7 +298,7 @@ def test_a_line_is_saved_and_updated(line, straight, new, tmp_path):
 
 
 def test_lengthscales_that_share_a_difference_have_their_own_curvature(data, monkeypatch):
-    """Exact for a parabola in which those that share are independent of each other."""
+    """Exact for a parabola in which the parameters that share a difference are independent of each other."""
     monkeypatch.setattr("viper.gp.search.MOST_DIFFERENCES", 4)
     wide = VariationalGPClassifier(lengthscales="many", priors="default")
     wide.n_features_in_, wide.classes_ = 6, np.arange(2)
@@ -351,7 +351,7 @@ def search_of(data, fitted):
 
 
 def test_points_of_the_average_are_left_out_where_a_rougher_kernel_does_not_need_them(data, fitted):
-    """With all rows as points and with those that are left, the profile differs by less than they may cost."""
+    """The profiles with all rows as points and with those that remain differ by less than points may cost."""
     search = search_of(data, fitted)
     model = fitted.model_.copy_at().with_points(search.rows.inputs)
     profile = search.profile_on(model, search.rows, 1e-6)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning
 
 
 def sectors(n=60, seed=0, classes=3):
-    """Points in the plane, classes by angle: no linear function tells them apart."""
+    """Points in the plane with classes by angle, which no linear function separates."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 2))
     angle = (np.arctan2(X[:, 1], X[:, 0]) + rng.normal(0, 0.2, n)) % (2 * math.pi)
@@ -142,7 +142,7 @@ def test_shapes_and_order_of_predictions(fitted):
     assert (model.decision_function(X).argmax(1) == p.argmax(1)).all()
     wide, narrow = (np.diff(model.predict_interval(X, level=level)).ravel() for level in (0.99, 0.5))
     assert (wide > narrow).all()
-    far = model.predict_proba([[50.0, 50.0]])  # the mean function is not certain there
+    far = model.predict_proba([[50.0, 50.0]])  # the mean function is uncertain there
     assert far.max() < 0.99
 
 
@@ -254,9 +254,9 @@ def test_rows_that_come_later(tmp_path):
         features = ClassFeatures(model.model_, rows)
     whole = fit_star(ClassProblem(features, 3, identity_prior(features)))
     assert problem.elbo_ == pytest.approx(whole.objective, abs=1e-6)  # of all rows together
-    later = viper.load(tmp_path / "model.viper").partial_fit(X[40:], y[40:])  # the star as the prior
+    later = viper.load(tmp_path / "model.viper").partial_fit(X[40:], y[40:])  # with the star as prior
     assert np.abs(later.predict_proba(X) - model.predict_proba(X)).max() < 0.05
-    # the evidence of the new rows is that under what the earlier ones said, also when it was stored
+    # the evidence of new rows is conditional on the earlier ones, also after loading
     later.save(tmp_path / "later.viper")
     for one in (later, viper.load(tmp_path / "later.viper")):
         found = one.diagnose(X[40:], y[40:], draws=500)
@@ -271,7 +271,7 @@ def test_draws_of_the_exact_posterior_and_without_each_row(fitted):
     corrected = model.corrected(draws=1000)
     p = corrected.predict_proba(X)
     np.testing.assert_allclose(p.sum(1), 1.0, atol=1e-12)
-    assert np.abs(p - model.predict_proba(X)).max() < 0.25  # that averages over hyperparameters, this does not
+    assert np.abs(p - model.predict_proba(X)).max() < 0.25  # only predict_proba averages over hyperparameters
     assert corrected.to_arviz(10, 2)["posterior"]["coefficient"].dims == ("chain", "draw", "class", "feature")
     found = model.loo(draws=500)
     assert found.rows == len(X)
@@ -322,5 +322,5 @@ def test_a_rough_kernel_gets_more_inducing_points():
     few = viper.VariationalGPClassifier(**options).fit(X, y)
     every = viper.VariationalGPClassifier(**options, inducing=X, learn_inducing=False).fit(X, y)
     assert len(few.starts_) > 1  # the race has 64 points
-    assert few.elbo_ == pytest.approx(every.elbo_, abs=1.0)  # half a nat may be lost, and the kernels differ a little
+    assert few.elbo_ == pytest.approx(every.elbo_, abs=1.0)  # half a nat may be lost, and kernels differ slightly
     np.testing.assert_allclose(few.predict_proba(X), every.predict_proba(X), atol=0.05)

@@ -1,4 +1,4 @@
-"""When a Gaussian process warns that its intervals leave out the uncertainty of the mean function."""
+"""When a Gaussian process warns that its intervals omit the uncertainty of the mean function."""
 
 import warnings
 
@@ -50,7 +50,7 @@ def warns(X, y, priors=None, **options):
     ids=["three rows", "iris 0/1", "iris 1/2", "wine 0/1", "wine 0/2", "breast cancer", "a line"],
 )
 def test_the_fit_warns_if_the_mean_explains_the_data(rows):
-    """The output scale need not be near 0: that of breast cancer is 250, and that of wine 0/2 is 17."""
+    """The output scale need not be near 0: it is 250 for breast cancer and 17 for wine 0/2."""
     assert warns(*rows)
     assert not warns(*rows, priors="default")
 
@@ -95,11 +95,11 @@ def estimated(model, X, y, weight=None):
 
 
 def test_a_linear_kernel_of_wide_prior_holds_as_many_weights_as_columns():
-    """Its q is that of p weights under a prior that hardly counts, so that γ = tr (BZ(ZᵀBZ)⁻¹Zᵀ) = p."""
+    """q is the posterior of p weights under a nearly flat prior, so γ = tr (BZ(ZᵀBZ)⁻¹Zᵀ) = p."""
     X, y = drawn(lambda X: X[:, 0] - X[:, 1], normal(400, 3))
     kernel = gpytorch.kernels.LinearKernel(ard_num_dims=3).initialize(variance=1e4).requires_grad_(False)
     model = VariationalGPClassifier(kernel=kernel, mean="zero", inducing=np.eye(3), learn_inducing=False, jitter=0.0)
-    # a prior of sd 100 takes 1e-4 / 50, its share of the information, of each weight
+    # a prior of sd 100 has the share 1e-4 / 50 of the information about each weight
     assert estimated(model.fit(X, y), X, y) == pytest.approx(3.0, rel=1e-5)
     twice = estimated(model, X, y, np.full(len(y), 2.0))
     assert twice == pytest.approx(2 * estimated(model, X, y), rel=1e-12)

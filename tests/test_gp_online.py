@@ -79,13 +79,13 @@ def test_rows_outside_get_inducing_points(old):
     model.partial_fit(X, y)
     added = model.inducing_points_[points:]
     assert len(added) > 0
-    assert (added > 2.9).all()  # at new rows
+    assert (added > 2.9).all()  # all at new rows
     assert model.diagnose(X, y, draws=100).residual_cost < 0.1
-    assert model.posterior_.mean.shape == (len(model.inducing_points_) + 3,)  # and the weights of the linear mean
+    assert model.posterior_.mean.shape == (len(model.inducing_points_) + 3,)  # plus the weights of the linear mean
     both = np.concatenate([old[0], X]), np.concatenate([old[1], y])
     assert model.elbo_ == pytest.approx(best_elbo(model, *both), abs=TOLERANCE["converged"])
     more = len(model.inducing_points_)
-    assert len(model.partial_fit(old[0][:40], old[1][:40]).inducing_points_) == more  # rows seen before are not outside
+    assert len(model.partial_fit(old[0][:40], old[1][:40]).inducing_points_) == more  # earlier rows are not outside
 
 
 def test_a_model_from_a_file_goes_on_from_its_posterior(old, tmp_path):

@@ -1,4 +1,4 @@
-"""The benchmark of probabilities: its splits, its scores and the tables made of its lines."""
+"""The benchmark of probabilities: its splits, its scores, and the tables made from its lines."""
 
 import importlib
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_splits_are_repeatable_disjoint_and_standardised(quality):
     first, again, other = (quality.split_rows(rows, number, 50) for number in (3, 3, 4))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first.X, other.X)
-    assert first.X.shape == (50, 1)  # without the column that does not vary
+    assert first.X.shape == (50, 1)  # without the constant column
     assert len(first.y_test) == 150
     assert not set(first.X.ravel()) & set(first.X_test.ravel())
     assert first.X.mean(0) == pytest.approx(0, abs=1e-12)

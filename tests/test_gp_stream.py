@@ -81,7 +81,7 @@ def test_a_warm_start_goes_on_from_the_last_fit(rows, monkeypatch):
     model = VariationalGPClassifier(**OPTIONS, warm_start=True).fit(*rows)
     first, steps = model.elbo_, model.n_iter_
     again = model.fit(*rows)
-    assert again.elbo_ == pytest.approx(first, abs=0.5)  # both stop at gains of some 1e-3 nats on the sample
+    assert again.elbo_ == pytest.approx(first, abs=0.5)  # both stop when gains on the sample are about 1e-3 nats
     assert again.n_iter_ < steps
 
 
@@ -96,7 +96,7 @@ def test_elbo_and_predictions_stream(rows, halved, tmp_path):
 
 
 def test_a_view_travels(halved):
-    """A worker of a cluster receives the parameters and not the graph that autograd keeps of them."""
+    """A worker of a cluster receives the parameters, but not their autograd graph."""
     view = InducedView(halved.model_, halved._scaler)
     rows = Arrays(torch.randn(5, 2, dtype=torch.float64), torch.ones(5))
     block = next(rows.blocks())
@@ -156,7 +156,7 @@ CHOICES = [
 @pytest.mark.filterwarnings("ignore::viper.errors.NarrowIntervalsWarning")
 @pytest.mark.filterwarnings("ignore::viper.errors.ConvergenceWarning")
 def test_files_take_every_option(files, options, monkeypatch):
-    """With hyperparameters from 800 rows, q is the best for all: no update with the same rows in memory changes it."""
+    """With hyperparameters from 800 rows, q is the best for all rows: a fit of q to them in memory agrees."""
     source, frame = files
     monkeypatch.setattr(classifier, "SEARCH_ROWS", 800)
     model = VariationalGPClassifier(**{**OPTIONS, "max_iter": 5, **options}).fit(source)

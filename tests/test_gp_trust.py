@@ -113,7 +113,7 @@ def test_inducing_points_lose_about_what_the_cost_says():
         costs.append(sparse.diagnose(draws=100).residual_cost)
         losses.append(full.elbo_ - sparse.elbo_)
     assert costs == sorted(costs, reverse=True)
-    # the cost leaves out what the inducing points lose in the mean
+    # the cost omits what inducing points lose in the mean
     assert all(0.3 < cost / loss < 3.0 for cost, loss in zip(costs, losses, strict=True))
 
 

@@ -182,13 +182,13 @@ def test_botorch_fits_a_variational_model():
     model.train()
     with torch.no_grad():
         assert loss(model.model(x), y).item() > before + 0.1
-    f = model.posterior(x).distribution  # of the latent log-odds, as acquisition functions see it
+    f = model.posterior(x).distribution  # of the log-odds, as acquisition functions see it
     assert ((f.mean > 0) == (y > 0.5)).double().mean() > 0.85
     torch.testing.assert_close(model.likelihood(f).probs > 0.5, f.mean > 0)
 
 
 def test_preferences_in_a_loop_like_that_of_pairwise_gp():
-    """y = 1 where a is preferred to b: f(a) - f(b) is Gaussian too, and the likelihood takes it as it is."""
+    """y = 1 if a is preferred to b: f(a) - f(b) is Gaussian too, so the likelihood applies unchanged."""
     pytest.importorskip("botorch")
     from botorch.models import PairwiseGP
 

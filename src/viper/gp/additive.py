@@ -1,4 +1,4 @@
-"""The additive kernel: a function of each column, and functions of chosen pairs of columns, added up.
+"""The additive kernel: f is a sum of functions of single columns and of chosen pairs of columns.
 
     k(x, z) = Σ_j s_j φ_j(x_j, z_j) + Σ_(j,k) s_jk φ_jk(x_j, z_j) φ'_jk(x_k, z_k),      φ(x, z) = exp(-(x - z)²/2ℓ²),
 
@@ -20,7 +20,7 @@ PIECES = re.compile(r"`[^`]*`|[^`+:]+|[+:]")
 
 
 class KernelTerm(NamedTuple):
-    """A term: its columns, and where its lengthscales are among those of the kernel."""
+    """A term: its columns, and the positions of its lengthscales among those of the kernel."""
 
     columns: tuple[int, ...]
     places: tuple[int, ...]
@@ -32,7 +32,7 @@ def is_additive(kernel: Any) -> bool:
 
 
 def read_pairs(kernel: str, names: list[str]) -> list[tuple[int, int]]:
-    """The pairs of "additive + a:b + c:d" as numbers of columns; a name with + or : is in backticks."""
+    """The pairs of "additive + a:b + c:d" as column numbers; names that contain + or : are in backticks."""
     pieces = [piece.strip() for piece in PIECES.findall(kernel) if piece.strip()]
     pairs: list[tuple[int, int]] = []
     rest = pieces[1:]
@@ -42,7 +42,7 @@ def read_pairs(kernel: str, names: list[str]) -> list[tuple[int, int]]:
             raise ValueError(f"kernel must be 'additive', with pairs as in 'additive + a:b'; got {kernel!r:.80}.")
         pair = sorted((column_number(first, names), column_number(second, names)))
         if pair[0] == pair[1] or tuple(pair) in pairs:
-            raise ValueError(f"pairs of an additive kernel must be of two columns, each once; got {first}:{second}.")
+            raise ValueError(f"pairs of an additive kernel must differ and have two columns; got {first}:{second}.")
         pairs.append((pair[0], pair[1]))
         rest = [piece for piece in rest if piece]
     return pairs
@@ -56,7 +56,7 @@ def column_number(name: str, names: list[str]) -> int:
 
 
 class AdditiveKernel(Kernel):
-    """The additive kernel over all columns and some pairs. `lengthscales` are in order of the terms' columns."""
+    """The additive kernel over all columns and some pairs. `lengthscales` follow the order of the terms' columns."""
 
     def __init__(self, columns: int, pairs: list[tuple[int, int]], constraints: tuple[Interval, Interval]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class AdditiveKernel(Kernel):
 
 
 def decay(x: Tensor, z: Tensor, lengthscale: Tensor) -> Tensor:
-    """φ of one column: rows of x by rows of z."""
+    """φ of one column, as a matrix: rows of x by rows of z."""
     return torch.exp(-0.5 * ((x[:, None] - z) / lengthscale).square_())
 
 

@@ -1,13 +1,13 @@
-"""Averages over hyperparameters: a Gaussian process with the probabilities of a mixture of several.
+"""Averages over hyperparameters: one Gaussian process with the probabilities of a mixture of several.
 
-Component k has the weight π_k, hyperparameters of its own, and the log-odds f(x) ~ N(ϑ_k, τ_k²). At each row f is
-treated as N(ϑ, τ²) with the variance and the mean probability of the mixture,
+Component k has weight π_k, its own hyperparameters, and log-odds f(x) ~ N(ϑ_k, τ_k²). At each row, f is treated as
+N(ϑ, τ²) with the variance and the mean probability of the mixture,
 
     τ² = Σ π_k τ_k² + Σ π_k (ϑ_k - Σ π_j ϑ_j)²,      E s(f) = Σ π_k E s(f_k).
 
-(With its mean of f, sure rows would not stay sure: where the classes are nearly separable, f grows with a scale that is
-known within a factor only, and a normal with that spread around the mean reaches far beyond 0.) As a linear model of
-independent normals, of which the first component determines how rows vary together given hyperparameters, it is
+Matching the mean of f instead would weaken confident predictions: where the classes are nearly separable, the scale of
+f is known only within a factor, and a normal with that spread around the mean reaches far beyond 0. Given the
+hyperparameters, rows vary together as in the first component. As a linear model of independent normals,
 
     f = ϑ + c [A₀(w - μ₀) + e₀] + D ξ,   D_k = √π_k (ϑ_k - Σ π_j ϑ_j),   c² = Σ π_k τ_k²/τ₀²,   ξ ~ N(0, I).
 """
@@ -28,13 +28,14 @@ from viper.inference.posterior import Diagonal, Full, Posterior, latent, moved
 from viper.inference.rows import Block, BlockSource, Dense
 from viper.softplus.limit import mean_of_same_probability
 
-PAIRS = 3  # of opposite points around the mode of each family
-# Prior probability of a line over that of a kernel. With 1, intervals for 100 rows of 10 columns cover 0.982 instead of
-# 0.987 of lines, and 0.906 instead of 0.933 of draws; with 300 rows 0.978 instead of 0.988, 0.909 instead of 0.922.
+PAIRS = 3  # pairs of opposite points around the mode of each family
+# Prior odds of a line against a kernel. With even odds, 95 % intervals (10 columns, 100 rows) cover lines in 0.982 of
+# cases instead of 0.987, and draws from a GP in 0.906 instead of 0.933; with 300 rows, 0.978 instead of 0.988, and
+# 0.909 instead of 0.922.
 LINE_ODDS = 1 / 3
-LEAST_WEIGHT = 0.05  # of a family that counts
-TOLERANCE = 1e-2  # nats; of q at each point
-AVERAGED_ROWS = 10_000  # up to which hyperparameters are averaged over; beyond, they are known well enough
+LEAST_WEIGHT = 0.05  # least weight of a family that takes part
+TOLERANCE = 1e-2  # nats; tolerance of q at each point
+AVERAGED_ROWS = 10_000  # most rows with averages over hyperparameters; with more, these are known well enough
 
 
 class Component(NamedTuple):
@@ -47,7 +48,7 @@ class Component(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Hyperparameters near the mode of a family, with the log of their weight, up to what the profile there says."""
+    """Hyperparameters near the mode of a family, and their log weight before the profile there is known."""
 
     found: Found
     model: SparseGP
@@ -56,10 +57,10 @@ class Point(NamedTuple):
 
 
 def points_to_average(families: list[Found], generator: np.random.Generator) -> list[Point]:
-    """The modes of the families that count, and pairs of opposite points around each; of the first, at least its mode.
+    """The modes of the families that take part, each with pairs of opposite points; the first mode is always included.
 
     With k hyperparameters, the points have the mean and, if there are k pairs, the covariance of the Gaussian at the
-    mode; fewer pairs lie in random directions, at right angles to each other.
+    mode; fewer pairs lie in random orthogonal directions.
     """
     evidence = np.array([found.evidence + (math.log(LINE_ODDS) if found.family == LINE else 0.0) for found in families])
     share = np.exp(evidence - np.logaddexp.reduce(evidence))
@@ -72,7 +73,7 @@ def points_to_average(families: list[Found], generator: np.random.Generator) -> 
         pairs = min(PAIRS, size) if counts else 0
         log_weight = math.log(weight / (2 * pairs + 1))
         points.append(Point(found, found.model.copy_at(), log_weight, 0.0))
-        radius = math.sqrt(size * (1.0 + 0.5 / max(pairs, 1)))  # √k, and what makes up for the point in the middle
+        radius = math.sqrt(size * (1.0 + 0.5 / max(pairs, 1)))  # √k, enlarged to make up for the point at the mode
         for z in radius * np.linalg.qr(generator.standard_normal((size, pairs))).Q.T:
             around = [found.model.copy_at(found.spread @ step) for step in (z, -z)]
             points += [Point(found, model, log_weight, 0.5 * float(z @ z)) for model in around]
@@ -87,7 +88,7 @@ def profile_at(point: Point, search: Search) -> Profile:
 
 
 def weighted_components(points: list[Point], search: Search) -> list[Component]:
-    """The best q at each point; one whose profile is lower than the Gaussian at the mode says counts for less."""
+    """The best q at each point. A profile below what the Gaussian at the mode predicts lowers the point's weight."""
     components: list[Component] = []
     log_weights: list[float] = []
     profiles = [profile_at(point, search) for point in points]
@@ -104,7 +105,7 @@ def weighted_components(points: list[Point], search: Search) -> list[Component]:
 
 
 class Averaged:
-    """The mixture on one device: projects rows as in the module's docstring."""
+    """The mixture on one device; projects rows as the module's docstring describes."""
 
     def __init__(self, components: list[Component], device: torch.device | str = "cpu") -> None:
         self.weights = torch.tensor([component.weight for component in components], dtype=torch.float64, device=device)
@@ -171,7 +172,7 @@ class AveragedView:
 
 
 class AveragedRows(BlockSource):
-    """Rows in memory, projected on a mixture."""
+    """Rows in memory, projected by a mixture."""
 
     def __init__(self, averaged: Averaged, rows: Observations, block_rows: int) -> None:
         self.averaged, self.data, self.block_rows = averaged, rows, block_rows
@@ -195,7 +196,7 @@ class AveragedRows(BlockSource):
 
 
 def posterior_of(mixture: list[Component]) -> Posterior:
-    """The posterior that predictions take: that of the only component, or of the average."""
+    """The posterior used for predictions: that of the only component, or of the average."""
     return mixture[0].posterior if len(mixture) == 1 else Averaged(mixture).posterior
 
 

@@ -102,8 +102,8 @@ class VariationalGPClassifier(
     y_i ~ Bernoulli(s(f(x_i))), where f is a Gaussian process. The posterior of f at the inducing points is the Gaussian
     q that maximises the ELBO, found by the same solver as in logistic regression.
 
-    More than two classes have a function each, y_i ~ Categorical(softmax(f(x_i))), with the same kernel and inducing
-    points. Predictions then have a column for each class, and methods that are for two classes say so.
+    With more than two classes each has its own function, y_i ~ Categorical(softmax(f(x_i))), with the same kernel and
+    inducing points. Predictions then have a column for each class, and methods for two classes only say so.
 
     By default nothing needs to be chosen: hyperparameters have priors, the evidence decides between one lengthscale and
     one per column, there are as many inducing points as the kernel needs, and predictions are averaged over
@@ -113,35 +113,35 @@ class VariationalGPClassifier(
     Parameters
     ----------
     kernel : {"rbf", "matern32", "matern52", "auto", "linear", "additive"} or gpytorch.kernels.Kernel, default "rbf"
-        "auto" fits the first three and weights them by their evidence, in three times the time; it needs priors.
-        "additive" adds up functions of single columns, "additive + age:bmi" also one of this pair: see `term_effects`.
+        "auto" fits the first three and weights them by their evidence; it takes three times as long and needs priors.
+        "additive" is a sum of functions of single columns; "additive + age:bmi" adds one of that pair. See
+        `term_effects`.
         A kernel object is copied; its constraints, priors and fixed parameters (``requires_grad_(False)``) are
         respected. Its inputs are the standardised columns.
     mean : {"linear", "constant", "zero"} or gpytorch.means.Mean, default "linear"
         What is added to the kernel's part: a linear function of the columns, a common level, or nothing. With priors
         its weights have a posterior, and intervals include their uncertainty. With more than two classes each class has
-        weights of its own, which always have a posterior, and a gpytorch Mean, shared by all, would change nothing.
+        its own weights, which always have a posterior; a gpytorch Mean, shared by all, would change nothing.
     priors : {"default", "short", None}, default "default"
         Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
         log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
         the prior variance of the kernel's part, and 1/√p for the prior standard deviation of the weights of a linear
         mean; the level is N(0, 5²). `summary` lists them. "short" has a median of 0.8 √p for lengthscales, which suits
-        functions over a box that are largest within it. With None, all hyperparameters and the weights of the mean
-        maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
+        functions over a box with their maximum inside it. With None, all hyperparameters and the weights of the mean
+        maximise the ELBO alone, as in the paper: intervals then omit the uncertainty of the weights, and a
         NarrowIntervalsWarning says so if a linear mean explains most of the data.
     lengthscales : {"auto", "one", "many"}, default "auto"
         Whether a named kernel has one lengthscale for all columns, or one for each. "auto" fits both and weights them
         by their evidence; with more than 100 columns it means "one", and without priors "many".
     hyperparameters : {"average", "mode"}, default "average"
-        Predict from the average over hyperparameters, or from the best ones alone. The average has the mean and the
-        variance of a mixture: a few points of a Gaussian at the mode of each kind of kernel, weighted by evidence
-        (`components_`). It needs named kernels and means with priors, and at most 10,000 rows in memory; otherwise, and
-        by "natural-adam", predictions are those at the mode.
+        Predict from the average over hyperparameters, or from the best ones alone. The average is a mixture
+        (`components_`): a few points of a Gaussian at the mode of each kind of kernel, weighted by evidence. It needs
+        named kernels and means with priors, and at most 10,000 rows in memory; otherwise, and with "natural-adam",
+        predictions are made at the mode.
     n_inducing : "auto" or int, default "auto"
-        Number of inducing points. "auto" places as many as are needed for the ELBO to lose no more than half a nat, all
-        rows if need be, within a budget of time: at most 1,000, and 316 for 10,000 rows. If there are no more
-        distinct rows than a given number, all of them are inducing points, which gives the full variational
-        Gaussian process.
+        Number of inducing points. "auto" places enough for the ELBO to lose no more than half a nat, if need be at all
+        rows, within a budget of time: at most 1,000, and 316 for 10,000 rows. If a given number is at least the number
+        of distinct rows, all of these are inducing points, which gives the full variational Gaussian process.
     inducing : {"greedy", "kmeans", "subset"} or array (M, n_features), default "greedy"
         Where the inducing points start: at rows chosen one by one where the unexplained variance is largest, at
         cluster centres, at random rows, or at the given points.
@@ -158,10 +158,10 @@ class VariationalGPClassifier(
         Centre and scale the columns. `summary` and `inducing_points_` are in the original units.
     class_weight : None, "balanced" or dict, default None
         Factors for the weights of the rows of each class; "balanced" gives both the same total weight. Probabilities
-        are then those of a population in which the classes have these shares, until `prevalence_offset` takes
-        that back, and intervals count each row as often as its weight says.
+        are then those of a population in which the classes have these shares, unless corrected by
+        `prevalence_offset`, and intervals count each row as often as its weight says.
     n_starts : int, default 5
-        Number of starting points of the search, at most two for each family where several are compared; `starts_`
+        Number of starting points of the search, at most two for each family if several are compared; `starts_`
         reports how each one fared.
     solver : {"profile", "natural-adam"}, default "profile"
         L-BFGS on the profile, or the paper's recipe: natural gradients for q, Adam for everything else.
@@ -182,7 +182,7 @@ class VariationalGPClassifier(
         Whether `fit` starts where the last fit ended, if the number of columns is the same.
     random_state : int, RandomState or None
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
-        seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
+        seed, so that a fit repeats bit for bit on one machine; `sample` makes new draws in every call if it is None.
     n_jobs : int, optional
         Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
     device : str or torch.device, optional
@@ -201,8 +201,8 @@ class VariationalGPClassifier(
         Kernel and lengthscales of `model_`.
     inducing_points_ : array (M, n_features), in the units of X
     inducing_cost_ : float or None
-        What the inducing points cost, in nats of the ELBO, because they leave variance unexplained; None if the model
-        is from a file of an older version.
+        Nats of the ELBO lost because the inducing points leave variance unexplained; None if the model was loaded from
+        a file of an older version.
     elbo_ : float
         The exact ELBO at the fitted q, whatever the bound.
     elbo_bound_ : float
@@ -234,7 +234,7 @@ class VariationalGPClassifier(
     _raw_rows: RowSource | None = None
     model_: SparseGP
     posterior_: Any  # Posterior, or StarPosterior for more than two classes
-    _own_prior: Prior | Star | None = None  # of q, where what earlier rows said is only known as a Gaussian
+    _own_prior: Prior | Star | None = None  # prior of q, if earlier rows are known only through a Gaussian
     _fit_scalars: ClassVar[Mapping[str, Rule]] = {
         "elbo_": NUMBER,
         "elbo_bound_": NUMBER,
@@ -391,11 +391,11 @@ class VariationalGPClassifier(
     def partial_fit(
         self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, offset: Any = None
     ) -> "VariationalGPClassifier":
-        """Update the posterior with new rows; kernel and mean function stay as they are.
+        """Update the posterior with new rows; kernel and mean function do not change.
 
-        The first call is a fit. As long as the model remembers its rows, the result is that of all rows together; after
-        loading it from a file, the posterior so far is the prior of the new rows. Inducing points are added at new rows
-        that lie outside, where the ones that are there leave much unexplained; with more than two classes they stay.
+        The first call is a fit. While the model holds its rows, the result is that of all rows together; after loading
+        from a file, the current posterior is the prior of the new rows. With two classes, inducing points are added at
+        new rows where the present ones leave much unexplained.
 
         Parameters
         ----------
@@ -419,7 +419,7 @@ class VariationalGPClassifier(
         return self
 
     def _update(self, new: RowSource) -> None:
-        """Find q again for all rows or, if only the new ones are known, with q so far as their prior."""
+        """Find q for all rows or, if only the new ones are available, with the previous q as their prior."""
         found = Found(self.model_, self.starts_, self.n_iter_, True, family=self.family_)
         known = Known(self.components_, self._raw_rows, self._scaler, found, self.jitter_)
         fitted = self._case.update(known, new, checks.seed_of(self.random_state))
@@ -466,7 +466,7 @@ class VariationalGPClassifier(
         warn_of_narrow_intervals(fitted.narrow)
 
     def _before(self) -> Before | None:
-        """What a warm start begins from, or None."""
+        """The result from which a warm start begins, or None."""
         model = getattr(self, "model_", None) if self.warm_start else None
         if model is None or model.inducing.shape[1] != self.n_features_in_:
             return None
@@ -478,7 +478,7 @@ class VariationalGPClassifier(
 
     @property
     def _case(self) -> Case:
-        """All that depends on whether there are two classes or more."""
+        """Everything that depends on whether there are two classes or more."""
         return (SeveralClasses if self.multiclass_ else TwoClasses)(self._choices)
 
     @property
@@ -538,7 +538,7 @@ class VariationalGPClassifier(
         return self._case.induced(source, self.model_, self._scaler, block_rows)
 
     def _projected(self, source: RowSource) -> RowSource:
-        """Rows as predictions take them."""
+        """Rows in the form that predictions need."""
         return self._case.projected(source, self.components_, self._scaler)
 
     def _open_rows(self, X: Any, offset: Any) -> RowSource:
@@ -558,7 +558,7 @@ class VariationalGPClassifier(
 
     @property
     def largest_sd_(self) -> float:
-        """Largest posterior sd of the log-odds among the training rows; NaN if they are neither here nor recorded."""
+        """Largest posterior sd of the log-odds among the training rows; NaN if it was not stored and they are gone."""
         if self._largest_sd is None and self._raw_rows is not None:
             self._largest_sd = largest_sd(self._projected(self._raw_rows), self._predictive)
         return math.nan if self._largest_sd is None else self._largest_sd
@@ -575,7 +575,7 @@ class VariationalGPClassifier(
 
     @property
     def prior_(self) -> Prior | Star:
-        """The prior N(0, I) of the whitened inducing values, or q before the last rows if earlier ones are unknown."""
+        """The prior N(0, I) of the whitened inducing values, or the previous q if earlier rows are unavailable."""
         if self._own_prior is not None:
             return self._own_prior
         zeros = torch.zeros(self.posterior_.mean.shape[-1], dtype=torch.float64)
@@ -620,7 +620,7 @@ class VariationalGPClassifier(
         return_cov : bool, default False
             Return the n × n covariance of f between the rows of X in place of standard deviations, as scikit-learn's
             `GaussianProcessRegressor` does. It includes what inducing points leave unexplained, and the average over
-            hyperparameters; its diagonal is the squared standard deviation. For two classes.
+            hyperparameters; its diagonal is the squared standard deviation. Two classes only.
         """
         mean, sd = super().predict_latent(X, offset)
         return (mean, self._latent_covariance(X)) if return_cov else (mean, sd)
@@ -639,7 +639,7 @@ class VariationalGPClassifier(
         return C.numpy()
 
     def _process(self) -> LatentProcess:
-        """f at any rows together, differentiable in the rows."""
+        """The joint distribution of f at any rows, differentiable in the rows."""
         return LatentProcess(self.components_, self._scaler)
 
     @for_two_classes
@@ -692,7 +692,7 @@ class VariationalGPClassifier(
         standardised columns, the weights of the "families" of kernels over which predictions are averaged, the number
         of "inducing_points", and their "inducing_cost": what the ELBO loses because they leave variance unexplained, in
         nats. Hyperparameters are those of the first component, the mode. With more than two classes the weights of the
-        mean are by class, `mean_weight (label)`, less their mean over classes.
+        mean are by class, `mean_weight (label)`, and centred over classes.
         """
         check_is_fitted(self, "posterior_")
         labels = [str(label) for label in self.classes_.tolist()]
@@ -768,7 +768,7 @@ class VariationalGPClassifier(
 
     @staticmethod
     def _class_sizes(classes: int) -> dict[str, int]:
-        return {"k": classes if classes > 2 else -1}  # no tensor has -1 of anything
+        return {"k": classes if classes > 2 else -1}  # matches no tensor, whose sizes are not negative
 
     @classmethod
     def _sizes(cls, metadata: dict[str, Any]) -> dict[str, int]:
@@ -778,7 +778,7 @@ class VariationalGPClassifier(
     def _tensor_rules(cls, names: Collection[str], metadata: dict[str, Any]) -> Mapping[str, Numbers]:
         classes = len(metadata["classes"]["values"])
         if classes < 2 or ("posterior.means" in names) != (classes > 2):
-            raise StorageError(f"the posterior must be one of {classes} classes; got another.")
+            raise StorageError(f"the posterior must have {classes} classes; got another number.")
         return cls._own_tensors
 
     def __sklearn_tags__(self) -> Any:
@@ -788,7 +788,7 @@ class VariationalGPClassifier(
 
     def __getstate__(self) -> dict[str, Any]:
         if hasattr(self, "posterior_"):
-            _ = self.largest_sd_  # while the rows are here
+            _ = self.largest_sd_  # computed while the rows are available
         return {name: value for name, value in super().__getstate__().items() if name != "_raw_rows"}
 
     def to_onnx(self, *_: Any, **__: Any) -> Any:

@@ -1,20 +1,20 @@
-"""Values of a sparse Gaussian process at many rows together.
+"""The joint distribution of a sparse Gaussian process at many rows.
 
 *As a linear model of a few independent normals*, for sums over many rows (`JointFeatures`). Given the inducing values,
-f = o + A w + e, where e has the covariance R = K_xx - AAᵀ between rows. Points p, chosen one by one where R leaves most
-unexplained, add columns to A:
+f = o + A w + e, where e has the covariance R = K_xx - AAᵀ between rows. Points p, chosen one by one where the
+unexplained variance is largest, add columns to A:
 
     f = o + [A, V] (w, e_p) + rest,      V = (K_xp - A A_pᵀ) L⁻ᵀ,      LLᵀ = R_pp,      e_p ~ N(0, I).
 
-What then remains is small, and is treated as independent between rows.
+The rest is small, and is treated as independent between rows.
 
 *As a mean and a covariance*, differentiable in the rows (`LatentProcess`). With the symbols of `viper.gp.average`,
 where F Fᵀ is the covariance of the first component's (w - μ₀), and B are columns of the mean's weights,
 
     f ~ N(ϑ, C),      C_xz = c_x c_z ([A₀, B]_x F Fᵀ [A₀, B]_zᵀ + K_xz - A₀ₓ A₀zᵀ) + D_x D_zᵀ.
 
-With a single component c = 1 and D = 0. The diagonal of C is the variance that `predict_latent` returns, for every row,
-because nothing is left out between rows.
+With a single component c = 1 and D = 0. C is complete, so its diagonal is exactly the variance that `predict_latent`
+returns.
 """
 
 import copy
@@ -34,9 +34,9 @@ from viper.inference.rows import Block, BlockSource, Dense
 from viper.softplus.expectation import expected_softplus
 from viper.softplus.limit import LEAST_PROBABILITY, mean_of_same_probability
 
-MOST_POINTS = 200  # added to the inducing points
-LEAST_LEFT = 1e-8  # of the mean prior variance: what is left is explained
-LEAST_LATENT_VARIANCE = 1e-12  # of f, so that square roots have a gradient
+MOST_POINTS = 200  # most points added to the inducing points
+LEAST_LEFT = 1e-8  # share of the mean prior variance; smaller remainders count as explained
+LEAST_LATENT_VARIANCE = 1e-12  # variance of f, so that its square root has a gradient
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # relative to the mean variance
 
 
@@ -127,7 +127,7 @@ class JointRows(BlockSource):
 
 
 class LatentRows(NamedTuple):
-    """Rows as they enter C: C_xz = roots roots'ᵀ + scale K_xz scale' - explained explained'ᵀ."""
+    """What C needs from rows: C_xz = roots roots'ᵀ + scale K_xz scale' - explained explained'ᵀ."""
 
     mean: Tensor  # ϑ
     roots: Tensor  # [c [A₀, B] F, D]
@@ -157,7 +157,7 @@ class LatentComponent:
 
 
 class LatentProcess:
-    """Mean and covariance of f at rows given in the units of the model, with their gradients."""
+    """Mean and covariance of f at rows in the units of X, with their gradients."""
 
     def __init__(self, components: list[Component], scaler: Scaler) -> None:
         self.parts = [LatentComponent(component) for component in components]
@@ -181,12 +181,12 @@ class LatentProcess:
         return LatentRows(theta, torch.cat([c * roots, between], 1), c * A, c[:, 0], x)
 
     def between(self, u: LatentRows, v: LatentRows) -> Tensor:
-        """Covariances of rows with others: n × m."""
+        """Covariances between two sets of rows: n × m."""
         K = covariance(self.parts[0].kernel, u.inputs, v.inputs)
         return u.roots @ v.roots.T + u.scale[:, None] * K * v.scale - u.explained @ v.explained.T
 
     def among(self, rows: LatentRows, q: int) -> Tensor:
-        """Covariances of each q rows that follow each other: n/q × q × q."""
+        """Covariances within each run of q consecutive rows: n/q × q × q."""
         if q == 1:
             return self.variance(rows)[:, None, None]
         roots, explained, scale, x = (part.reshape(len(part) // q, q, *part.shape[1:]) for part in rows[1:])
@@ -204,7 +204,7 @@ def same_probability(weights: Tensor, thetas: Tensor, spreads: Tensor, variance:
         theta = mean_of_same_probability(weights, thetas, spreads, variance)
     if not thetas.requires_grad:
         return theta
-    sign = -theta.sign()  # so that p <= ½, which is known to more digits
+    sign = -theta.sign()  # so that p <= ½, where it has more correct digits
     p = weights @ expected_softplus(sign * thetas, spreads).slope
     _, g, h = expected_softplus(sign * theta, variance)
     step = (p - g) / h.detach().clamp(min=LEAST_PROBABILITY)
@@ -212,7 +212,7 @@ def same_probability(weights: Tensor, thetas: Tensor, spreads: Tensor, variance:
 
 
 def batch_covariance(kernel: Kernel, x: Tensor) -> Tensor:
-    """K of each batch: b × q × p to b × q × q."""
+    """K_xx of each batch: b × q × p to b × q × q."""
     shape = stationary_shape(kernel)
     if shape is not None:
         scaled = x / kernel.base_kernel.lengthscale.reshape(-1)
@@ -226,22 +226,22 @@ def batch_covariance(kernel: Kernel, x: Tensor) -> Tensor:
 
 
 def joint_draws(mean: Tensor, covariance: Tensor, uniform: Tensor) -> Tensor:
-    """Draws of f ~ N(mean, C) of batches of q points, by common uniform numbers: batches × draws × q."""
+    """Draws of f ~ N(mean, C) at batches of q points, all from the same uniform numbers: batches × draws × q."""
     return mean[:, None] + torch.special.ndtri(uniform) @ root_of(covariance).mT
 
 
 def root_of(covariance: Tensor) -> Tensor:
-    """A Cholesky factor, with as little jitter as it takes."""
+    """A Cholesky factor, with the smallest jitter that suffices."""
     level = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=LEAST_LATENT_VARIANCE)
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     for jitter in JITTERS:
         root, info = torch.linalg.cholesky_ex(covariance + jitter * level[..., None, None] * eye)
         if not bool(info.any()):
             return root
-    raise ValueError("the covariance of f must be positive definite; got another. Ask for points that differ more.")
+    raise ValueError("the covariance of f must be positive definite; got one that is not. Choose points further apart.")
 
 
 def sobol_uniforms(draws: int, q: int, seed: int) -> Tensor:
-    """Draws × q numbers in (0, 1), spread evenly."""
+    """A scrambled Sobol sequence in (0, 1): draws × q."""
     engine = torch.quasirandom.SobolEngine(q, scramble=True, seed=seed)
     return engine.draw(draws, dtype=torch.float64).clamp(1e-12, 1.0 - 1e-12)

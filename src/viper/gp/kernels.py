@@ -1,7 +1,7 @@
-"""Kernels and mean functions: GPyTorch modules by name, and how covariances are evaluated.
+"""Kernels and mean functions: GPyTorch modules by name, and the evaluation of covariances.
 
 Every kernel is a GPyTorch module. The common stationary ones, k(x, z) = s φ(r²) with r² = Σ_j (x_j - z_j)²/ℓ_j², are
-evaluated by one function with its derivative in closed form, several times faster than autograd. GPyTorch evaluates all
+evaluated by one function with its derivative in closed form, several times faster than autograd. GPyTorch evaluates the
 others.
 """
 
@@ -26,14 +26,14 @@ KERNELS = ("rbf", "matern32", "matern52", "linear", "additive")
 MEANS = ("linear", "constant", "zero")
 PRIORS = ("default", "short", None)
 LENGTHSCALES = ("auto", "one", "many")
-LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
+LEAST_SQUARE = 1e-30  # least squared distance, so that Matérn kernels have a derivative at 0
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
-SHORT_LENGTH = 0.8  # instead, of functions over a box that are largest within it
+SHORT_LENGTH = 0.8  # instead of 1.35, for functions over a box with their maximum inside it
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
-TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # over √p
+TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # divided by √p
 LEVEL_SCALE = 5.0  # prior sd of the common level of the log-odds
-TYPICAL_TIE, TIE_SPREAD = 0.5, 1.0  # difference of two items within which a tie is likely
+TYPICAL_TIE, TIE_SPREAD = 0.5, 1.0  # difference between two items below which a tie is likely
 
 
 def logarithmic() -> Positive:
@@ -44,7 +44,7 @@ def logarithmic() -> Positive:
 def make_kernel(
     kernel: Any, columns: int, *, priors: str | None = None, many: bool = True, names: list[str] | None = None
 ) -> Kernel:
-    """Return a kernel in float64: by name, with its priors and one lengthscale or many; or a copy of GPyTorch's."""
+    """Return a kernel in float64: by name, with priors and one or many lengthscales; or a copy of a GPyTorch kernel."""
     if isinstance(kernel, Kernel):
         made = copy.deepcopy(kernel)
     elif kernel == "linear":
@@ -74,7 +74,7 @@ def make_kernel(
 
 
 def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None) -> AdditiveKernel:
-    """The additive kernel; its terms share the variance that other kernels have."""
+    """The additive kernel; its terms share the typical output scale of other kernels."""
     made = AdditiveKernel(columns, pairs, (logarithmic(), logarithmic()))
     share = TYPICAL_SCALE / len(made.terms)
     raw = {"raw_lengthscales": TYPICAL_LENGTH, "raw_outputscales": share}
@@ -87,16 +87,16 @@ def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None
 
 
 def typical_length(priors: str) -> float:
-    """The median of lengthscales, over √p, by the word for their priors."""
+    """The prior median of lengthscales, divided by √p."""
     return SHORT_LENGTH if priors == "short" else TYPICAL_LENGTH
 
 
 def log_normal(median: float, spread: float) -> NormalPrior:
-    """The prior of the logarithm of a scale, as a density of the logarithm."""
+    """A log-normal prior of a scale, as the density of its logarithm."""
     return NormalPrior(*torch.tensor([math.log(median), spread], dtype=torch.float64))
 
 
-# closures of these priors; functions of a module can be pickled
+# GPyTorch calls these to evaluate priors; unlike lambdas, they can be pickled
 
 
 def log_lengthscale(kernel: Any) -> Tensor:
@@ -124,9 +124,9 @@ def log_slope(mean: Any) -> Tensor:
 
 
 class UncertainMean(Mean):
-    """m(x) = s xᵀβ + s₀β₀ with β ~ N(0, I): the weights are in q, as further columns [s x, s₀] of the design.
+    """m(x) = s xᵀβ + s₀β₀ with β ~ N(0, I): the weights are part of q, by additional columns [s x, s₀] of A.
 
-    What is left for the mean function itself is 0. Without `slopes` only the level β₀ is left.
+    The mean function itself then returns 0. Without `slopes` there is only the level β₀.
     """
 
     def __init__(self, columns: int, slopes: bool) -> None:
@@ -155,7 +155,7 @@ class UncertainMean(Mean):
 class PairKernel(Kernel):
     """Covariances of differences: a row (x, x') of 2p columns is f(x) - f(x'), a row x of p columns is f(x) itself.
 
-    With the signs σ of the items of a row, k(u, v) = Σ_i Σ_j σ_i σ_j k(u_i, v_j). Further columns are not looked at.
+    With the signs σ of the items of a row, k(u, v) = Σ_i Σ_j σ_i σ_j k(u_i, v_j). Any further columns are ignored.
     """
 
     def __init__(self, of: Kernel, columns: int) -> None:
@@ -193,12 +193,12 @@ class PairKernel(Kernel):
 
 
 def pair_items(x: Tensor, columns: int) -> list[Tensor]:
-    """The two items of rows that are pairs, or the one of rows that are items."""
+    """The two items of each row if rows are pairs, or the rows themselves if they are items."""
     return [x] if x.shape[1] == columns else [x[:, :columns], x[:, columns : 2 * columns]]
 
 
 class PairMean(UncertainMean):
-    """Differences of a linear function of the items, without its level, which no comparison can tell.
+    """Differences of a linear function of the items, without its level, which cancels in comparisons.
 
     With ties, a row has the sign σ in its last column, and adds the threshold as σ t.
     """
@@ -214,7 +214,7 @@ class PairMean(UncertainMean):
 
     @property
     def tie(self) -> Tensor:
-        """t: at a difference of t either side of 0, an item is as likely to win as not to."""
+        """t: an item wins with probability ½ if its utility is t above that of the other."""
         return self.raw_tie_constraint.transform(self.raw_tie)
 
     def columns(self, x: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class PairMean(UncertainMean):
 
 
 class TiePrior(NormalPrior):
-    """The prior of log t, and what ties of this total weight add to the likelihood beyond rows: log(1 - e^{-2t})."""
+    """log p(log t), plus the constant c log(1 - e^{-2t}) that ties of total weight c add to the log likelihood."""
 
     def __init__(self, weight: float) -> None:
         super().__init__(*torch.tensor([math.log(TYPICAL_TIE), TIE_SPREAD], dtype=torch.float64))
@@ -262,7 +262,7 @@ def weight_columns(mean: Mean, x: Tensor) -> Tensor:
 def make_mean(mean: Any, columns: int, *, priors: str | None = None) -> Mean:
     """Return a mean function in float64, by name or as a copy of a GPyTorch mean.
 
-    With priors the weights are in q; without, they are parameters that begin at zero.
+    With priors the weights are part of q; without, they are parameters that start at zero.
     """
     if isinstance(mean, Mean):
         return check_parameters(copy.deepcopy(mean).double(), "mean")
@@ -274,7 +274,7 @@ def make_mean(mean: Any, columns: int, *, priors: str | None = None) -> Mean:
         return UncertainMean(columns, mean == "linear").double()
     if mean == "constant":
         return ConstantMean().double()
-    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten; leave the global generator alone
+    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten; the global generator must not change
         made = LinearMean(columns).double()
     made.initialize(weights=0.0, bias=0.0)
     return made
@@ -289,7 +289,7 @@ def check_parameters(module: Any, name: str) -> Any:
 
 
 def check_loaded(model: Any) -> None:
-    """Raise a ValueError unless all parameters of a model are finite, also as their constraints transform them."""
+    """Raise a ValueError unless all parameters of a model are finite, before and after their constraints."""
     check_parameters(model, "the model")
     for part in (model.kernel, model.mean):
         for label, parameter, constraint in part.named_parameters_and_constraints():
@@ -299,7 +299,7 @@ def check_loaded(model: Any) -> None:
 
 
 def check_shapes(kernel: Any, mean: Any, x: Tensor) -> None:
-    """Raise unless kernel and mean take rows of this width and give one number per pair and per row."""
+    """Raise unless kernel and mean take rows of this width and return one number per pair of rows and per row."""
     try:
         with torch.no_grad():
             pairs, single = tuple(covariance(kernel, x, x).shape), tuple(mean(x).shape)
@@ -310,7 +310,7 @@ def check_shapes(kernel: Any, mean: Any, x: Tensor) -> None:
         ) from error
     if pairs != (len(x), len(x)) or single != (len(x),):
         wanted = f"{(len(x), len(x))} and {(len(x),)}"
-        raise ValueError(f"kernel and mean must give shapes {wanted} for {len(x)} rows; got {pairs} and {single}.")
+        raise ValueError(f"kernel and mean must return shapes {wanted} for {len(x)} rows; got {pairs} and {single}.")
 
 
 def log_prior(module: torch.nn.Module) -> Tensor | None:
@@ -352,7 +352,7 @@ def variances(kernel: Kernel, x: Tensor) -> Tensor:
 
 
 def paired_covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
-    """k(x_i, z_i) of each row i."""
+    """k(x_i, z_i) for each row i."""
     if (shape := stationary_shape(kernel)) is not None:
         square = ((x - z) / kernel.base_kernel.lengthscale).square().sum(1)
         return kernel.outputscale * shape(square.clamp(min=LEAST_SQUARE))[0]
@@ -412,7 +412,6 @@ def on_arrays(shape: Shape) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarr
 
 
 ARRAY_SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
-    # the same on arrays
     gaussian_shape: gaussian_array,
     matern32_shape: on_arrays(matern32_shape),
     matern52_shape: on_arrays(matern52_shape),
@@ -420,7 +419,7 @@ ARRAY_SHAPES: dict[Shape, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]
 
 
 class _Stationary(torch.autograd.Function):
-    """(x, z, ℓ, s) -> s φ(r²), with gradients by matrix products instead of differences between all pairs."""
+    """(x, z, ℓ, s) -> s φ(r²), with gradients by matrix products, which avoids all pairwise differences."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, lengthscale: Tensor, scale: Tensor, shape: Shape) -> Tensor:

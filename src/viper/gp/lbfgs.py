@@ -4,8 +4,8 @@ Parameters come in groups (log scales, weights, coordinates of points) whose cur
 The recursion begins with one scale per group, taken from the last few steps, instead of one for all. That halves the
 number of steps.
 
-Several starts climb a few steps each and only the best goes on to the top, so the state of a climb is an object. Where
-the objective is not finite (no Cholesky factor, or an overflow), the step was too long; this is never an error.
+Several starts climb a few steps each and only the best continues to the top, so the state of a climb is an object. A
+step to a point where the objective is not finite (no Cholesky factor, or an overflow) is shortened; it is no error.
 """
 
 import math
@@ -16,20 +16,20 @@ import numpy as np
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
-PAIRS = 60  # remembered pairs of a step and its change of the slope
+PAIRS = 60  # most remembered pairs of a step and the change of the slope over it
 SUFFICIENT = 1e-4  # Armijo's fraction of the predicted gain
 SHORTEST_LENGTH = 1e-10
-LONGEST_MOVE = 4.0  # units, the largest change of a parameter in one step: a factor of 50 in a scale
-STALLED = 2  # number of steps in a row that gain too little, after which to stop
-FIRST_STEP = 0.5  # units, the length of the first step
-RECENT = 5  # steps from which the scales of the groups are estimated
+LONGEST_MOVE = 4.0  # units; largest change of a parameter in one step, a factor of 50 in a scale
+STALLED = 2  # stop after this many steps in a row that gain too little
+FIRST_STEP = 0.5  # units; length of the first step
+RECENT = 5  # latest steps, from which the scales of the groups are estimated
 APART = 30.0  # largest ratio of a group's scale to the common one
 
 
 class Climb:
     """Maximises a smooth function from x, step by step.
 
-    For each parameter, `unit` is the scale of its changes, and `group` is the number of its group.
+    For each parameter, `unit` is a typical size of its changes, and `group` is the number of its group.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Climb:
 
 
 def shorter(predicted: float, gained: float) -> float:
-    """The factor by which to shorten a step, to the top of the interpolating parabola, within [0.1, 0.5]."""
+    """The factor, within [0.1, 0.5], that shortens a step to the top of the interpolating parabola."""
     if not math.isfinite(gained):
         return 0.1
     return min(0.5, max(0.1, 0.5 * predicted / (predicted - gained)))

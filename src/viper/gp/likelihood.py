@@ -4,9 +4,9 @@ With f(x_i) ~ N(ϑ_i, τ_i²) under the variational distribution and y in {0, 1}
 
     E[log p(y_i | f_i)] = y_i ϑ_i - E[log(1+e^{f_i})],      log E[p(y_i | f_i)] = log E[s((2y_i-1) f_i)],
 
-both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape. With K
-classes and independent f_k(x_i), it is the same with E log Σ_k e^{f_k} and E softmax_k, which are integrals over one
-dimension (`viper.softplus.logsumexp`). With levels in order, each point is two softplus terms.
+both in closed form: no quadrature, no samples. Both return one number per point, whatever the batch shape. For K
+classes and independent f_k(x_i), the expectations are E log Σ_k e^{f_k} and E softmax_k, which are integrals over one
+dimension (`viper.softplus.logsumexp`). For ordered levels, each point takes two softplus terms.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ class LogitLikelihood(Likelihood):
     ----------
     bound : {"viper", "pg", "mc", "quadrature"}, default "viper"
         Treatment of E[log(1+e^f)]: exact (default), or with `terms` the paper's η_l; Pólya-Gamma with its constants, so
-        that the loss is an ELBO; Monte Carlo; quadrature.
+        the loss is an ELBO; Monte Carlo; quadrature.
     terms : int, optional
         Number of terms l of the paper's bound η_l. None is the limit.
     samples, nodes, random_state : int
@@ -75,7 +75,7 @@ class LogitLikelihood(Likelihood):
         self.signed = signed
 
     def _labels(self, observations: Tensor, like: Tensor) -> Tensor:
-        """Targets as 0 and 1, checked."""
+        """Check targets, and return them as 0 and 1."""
         y = observations.to(like)
         low = -1.0 if self.signed else 0.0
         if not bool(((y == low) | (y == 1.0)).all()):
@@ -118,13 +118,13 @@ class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
     Parameters
     ----------
     num_features : int, optional
-        Number of tasks. Required with mixing weights; without, it is that of the classes.
+        Number of tasks. Required with mixing weights; without them, it equals the number of classes.
     num_classes : int
         K.
     mixing_weights : bool, default True
         Whether to learn a matrix W with logits W f. Mixed classes are correlated: E[log p(y | f)] is then exact for two
-        classes, otherwise a lower bound, and predictions are those of independent classes with the same variances of
-        differences, as nearly as possible.
+        classes and a lower bound for more, and predictions treat classes as independent, with variances that reproduce
+        those of the differences f_j - f_k as closely as possible.
     mixing_weights_prior : gpytorch.priors.Prior, optional
         Prior of W.
     tolerance : float, default 1e-10
@@ -165,7 +165,7 @@ class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
         return Likelihood.__call__(self, input, *args, **kwargs)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Categorical:
-        """The distribution of y given values of f, with the tasks on the last axis."""
+        """The distribution of y given values of f, whose last axis holds the tasks."""
         return Categorical(logits=self._mixed(function_samples))
 
     def _mixed(self, f: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
         return f if self.mixing_weights is None else f @ self.mixing_weights.mT
 
     def _classes(self, function_dist: MultitaskMultivariateNormal, certain: bool) -> tuple[Tensor, Tensor]:
-        """Means and variances of independent classes; a `certain` bound on E log Σ e^{f_k}, or a close value."""
+        """Means and variances of independent classes; if `certain`, they bound E log Σ e^{f_k} from above."""
         if isinstance(function_dist, MultivariateNormal) and len(function_dist.event_shape) != 2:
             raise ValueError(
                 f"f must be a MultitaskMultivariateNormal; got {type(function_dist).__name__}. Wrap the variational "
@@ -191,7 +191,7 @@ class SoftmaxLikelihood(likelihoods.SoftmaxLikelihood):
         return mean, variance.clamp(min=0.0)
 
     def _numbers(self, observations: Tensor, like: Tensor) -> Tensor:
-        """Targets as whole numbers, checked."""
+        """Check targets, and return them as integers."""
         y = observations.to(like.device).long()
         if not bool(((y == observations.to(like.device)) & (y >= 0) & (y < self.num_classes)).all()):
             got = f"{observations.min().item():g} to {observations.max().item():g}"
@@ -234,9 +234,9 @@ class OrdinalLikelihood(Likelihood):
     num_levels : int
         K.
     thresholds : sequence of K-1 increasing numbers, optional
-        Where they start. By default, levels are equally probable where f = 0.
+        Initial values. By default, all levels are equally probable at f = 0.
     learn : bool, default True
-        Whether training moves the thresholds. Their first is free, and gaps stay positive.
+        Whether training changes the thresholds. They stay in order.
 
     Examples
     --------
@@ -275,7 +275,7 @@ class OrdinalLikelihood(Likelihood):
         return self.first_threshold + gaps.cumsum(0)
 
     def _levels(self, observations: Tensor, like: Tensor) -> Tensor:
-        """Targets as whole numbers, checked."""
+        """Check targets, and return them as integers."""
         given = observations.to(like.device)
         y = given.long()
         if not bool(((y == given) & (y >= 0) & (y < self.num_levels)).all()):
@@ -322,11 +322,11 @@ class OrdinalLikelihood(Likelihood):
 
 
 def independent_variances(covariance: Tensor, certain: bool) -> Tensor:
-    """v with v_j + v_k ≈ Var(f_j - f_k) for f ~ N(m, C), by least squares; `certain` raises v until none is smaller.
+    """v with v_j + v_k ≈ Var(f_j - f_k) for f ~ N(m, C), by least squares; if `certain`, raised until none is below.
 
     Softmax depends on differences only, so C may become C + a1ᵀ + 1aᵀ. E log Σ e^{f_k} falls with every covariance,
-    because its second derivatives -p_j p_k are negative (Slepian). So it is at most that of independent f_k with the
-    variances C_kk + 2a_k, if no covariance C_jk + a_j + a_k is negative. For two classes both are exact.
+    because its second derivatives -p_j p_k are negative (Slepian). So it is at most its value for independent f_k with
+    variances C_kk + 2a_k, if no covariance C_jk + a_j + a_k is negative. For two classes both choices of v are exact.
     """
     K = covariance.shape[-1]
     own = covariance.diagonal(dim1=-2, dim2=-1)

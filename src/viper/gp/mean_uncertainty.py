@@ -1,4 +1,4 @@
-"""Tests whether intervals omit most of the uncertainty, because the weights of the mean function have no posterior.
+"""Checks whether intervals omit most of the uncertainty, because the weights of the mean function have no posterior.
 
 Let b_i = c_i h_i be the information of row i about its log-odds. The variances of the log-odds under q, weighted by
 information, add up to
@@ -31,7 +31,7 @@ from viper.softplus.limit import limit
 # k/γ above which to warn. In 132 fits to simulated rows, 95 % intervals contained the true probability for this share
 # of the rows (median): k/γ below 1/2, 94 %; up to 1, 86 %; up to 2, 75 %; up to 4, 66 %; beyond, 3 %.
 LARGEST_SHARE = 2.0
-FAR_TOO_NARROW = 10.0  # times; above this, the exact factor is meaningless
+FAR_TOO_NARROW = 10.0  # factor above which its exact value is meaningless
 
 
 def intervals_too_narrow_by(mean: Any, source: RowSource, posterior: Posterior, inputs: Tensor) -> float:

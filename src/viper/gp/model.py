@@ -1,25 +1,25 @@
-"""The sparse Gaussian process as rows for the shared solver, and the gradient of its ELBO in all parameters but q.
+"""The sparse Gaussian process as rows for the shared solver, and the gradient of its ELBO in everything but q.
 
 With inducing points z, K_zz = LLᵀ and whitened values w (u = m(z) + Lw, prior N(0, I)), the rows become
 
     A = K_xz L⁻ᵀ,      o = m(x) + the user's offset,      r = diag K_xx - rowsum(A²).
 
-Weights of the mean function that have a prior are further coordinates of w, and their columns B are appended to A; they
-leave no residual.
+Weights of the mean function that have a prior are additional coordinates of w, with columns B appended to A; they leave
+no residual.
 
-For given q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ = o + Aμ and τ² = r + diag(AΣAᵀ):
+At a fixed q(w) = N(μ, Σ), the kernel, the mean and z enter F only through ϑ = o + Aμ and τ² = r + diag(AΣAᵀ):
 
     dF = Σ_i c_i [(y_i - g_i) dϑ_i - ½ h_i dτ_i²],
 
 which at the best q is also the gradient of the profile G(θ) = max_q F(q; θ) (envelope theorem).
 
-With few points, r is large for rough kernels, and F, which takes expectations over it outside of the logarithm, is far
-below the evidence: it would choose a smooth kernel, whose intervals are too narrow. The search for hyperparameters
-therefore may integrate residuals out of each row's probability, as if they were independent between rows,
+With few inducing points, r is large for rough kernels. F takes the expectation over the residual outside the logarithm,
+so it falls far below the evidence and would choose a smooth kernel, whose intervals are too narrow. The search for
+hyperparameters can therefore integrate residuals out of each row's probability, as if independent between rows,
 
     E s(a + e) ≈ s(κa),   e ~ N(0, r),   κ = (1 + πr/8)^{-1/2}     (MacKay 1992),
 
-so that A and o become κA and κo, and nothing is left in r. With all rows as points this is F again.
+so A and o become κA and κo, and r becomes 0. With all rows as inducing points this is F again.
 """
 
 import copy
@@ -57,11 +57,11 @@ from viper.softplus.pointwise import Formula
 
 LARGEST_JITTER = 1e-2  # relative to the mean variance of the inducing values; if more is needed, K is not a covariance
 BLOCK_ROWS_GPU = 1 << 17
-KEPT_FEATURES = 1 << 24  # entries of A kept between passes (128 MB), with everything that gradients need
-KEPT_ROUGHLY = 1 << 28  # entries of A kept in float32 (1 GB), where that is precise enough
+KEPT_FEATURES = 1 << 24  # most entries of A kept between passes (128 MB), along with what gradients need
+KEPT_ROUGHLY = 1 << 28  # most entries of A kept in float32 (1 GB), where that is precise enough
 
 
-SOFTENING = math.pi / 8.0  # of the residual, in κ
+SOFTENING = math.pi / 8.0  # coefficient of r in κ
 
 
 class SparseGP(torch.nn.Module):
@@ -75,7 +75,7 @@ class SparseGP(torch.nn.Module):
 
     @property
     def dimension(self) -> int:
-        """The number of inducing points and of weights of the mean function in q."""
+        """The dimension of q: inducing points, and weights of the mean function that have a posterior."""
         return len(self.inducing) + weight_columns(self.mean, self.inducing[:1]).shape[1]
 
     @property
@@ -88,7 +88,7 @@ class SparseGP(torch.nn.Module):
         return flattened([parameter.detach() for parameter in self.free])
 
     def free_gradient(self) -> np.ndarray:
-        """Their gradients as one vector; zero where there is none."""
+        """The gradients of these parameters as one vector; zero where there is none."""
         return flattened([torch.zeros_like(x) if x.grad is None else x.grad for x in self.free])
 
     def set_free(self, values: np.ndarray) -> None:
@@ -101,12 +101,12 @@ class SparseGP(torch.nn.Module):
                 start += parameter.numel()
 
     def copy(self) -> "SparseGP":
-        """A copy with parameters of its own; constraints and priors, which do not change, are shared."""
+        """A copy with its own parameters; constraints and priors, which do not change, are shared."""
         fixed = (x for x in self.modules() if isinstance(x, Interval | Prior) and not any(True for _ in x.parameters()))
         return copy.deepcopy(self, {id(x): x for x in fixed})
 
     def copy_at(self, change: np.ndarray | float = 0.0) -> "SparseGP":
-        """A copy with changed parameters of kernel and mean, and inducing points that stay as they are."""
+        """A copy with the parameters of kernel and mean changed by `change`, and its inducing points fixed."""
         other = self.copy()
         other.inducing.requires_grad_(False)
         other.set_free(other.free_vector() + change)
@@ -179,7 +179,7 @@ class Observations:
         return Observations(self.inputs[index], self.label[index], offset=pick(self.offset), weight=pick(self.weight))
 
     def scatter(self, k: int, generator: np.random.Generator) -> "Observations":
-        """About k rows, one at random from each of k equal runs."""
+        """About k rows: one at random from each of k equally long runs of rows."""
         index = np.floor((np.arange(k) + generator.random(k)) * (len(self) / k)).astype(np.int64)
         return self.take(torch.from_numpy(index).to(self.inputs.device))
 
@@ -251,14 +251,14 @@ def block_rows_on(device: torch.device) -> int:
 
 
 def blocks_on(device: torch.device, parts: list[Tensor]) -> list[Tensor]:
-    """Numbers of all rows, block by block, on a device and in its blocks."""
+    """Values of all rows, given by block, on a device and in blocks of the size used there."""
     return parts if parts[0].device == device else list(torch.cat(parts).to(device).split(block_rows_on(device)))
 
 
 class Features(BlockSource):
     """Rows in memory, projected on the inducing points: a source of blocks (A, o, r, y, c) for the solver.
 
-    A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass computes it anew.
+    A is kept between passes if it is small enough, or kept in float32 if `rough`; otherwise each pass recomputes it.
     If `marginal`, residuals are integrated out, as in the module's docstring.
     """
 
@@ -288,7 +288,7 @@ class Features(BlockSource):
 
     @classmethod
     def of_no_rows(cls, model: SparseGP, device: torch.device | str = "cpu") -> "Features":
-        """What projects any rows (`block_of`)."""
+        """Features without rows of their own, for projecting others (`block_of`)."""
         there = model.on(device)
         nothing = there.inducing.detach().new_zeros
         return cls(there, Observations(nothing(0, there.inducing.shape[1]), nothing(0)))
@@ -320,18 +320,18 @@ class Features(BlockSource):
         return Features(self.model, self.data.scatter(k, generator), self.block_rows, marginal=self.marginal)
 
     def parts(self) -> Iterator[tuple[tuple[Tensor, ...], Block]]:
-        """By block: K_xz, diag K_xx, m(x) and B with their graphs for autograd, and the resulting block."""
+        """For each block, K_xz, diag K_xx, m(x) and B with their autograd graphs, and the resulting block."""
         for start in range(0, self.rows, self.block_rows):
             rows = self.data.take(slice(start, start + self.block_rows))
             made = self.evaluate(rows.inputs)
             yield made, self.block(rows, *(x.detach() for x in made))
 
     def graphs(self) -> Iterable[tuple[tuple[Tensor, ...], Block]]:
-        """The same, kept or computed anew."""
+        """The same, kept from the start or recomputed."""
         return self.parts() if self.kept is None else self.kept
 
     def block_of(self, rows: Observations) -> Block:
-        """Any rows, projected."""
+        """Project any rows."""
         return self.block(rows, *self.evaluate(rows.inputs))
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -354,7 +354,7 @@ class Features(BlockSource):
 
 
 class View(Protocol):
-    """Projects a block of rows, wherever they are."""
+    """Projects a block of rows, on whatever device or worker they are."""
 
     @property
     def dimension(self) -> int: ...
@@ -397,7 +397,7 @@ def standardised_block(block: Block, scaler: Scaler) -> Observations:
 
 @dataclass(frozen=True)
 class InducedSource(SourceWrapper):
-    """The rows of any source, projected on the inducing points block by block, wherever the rows are."""
+    """The rows of any source, projected on the inducing points block by block, where the rows are."""
 
     source: RowSource
     view: View
@@ -435,9 +435,9 @@ def apply_to_view(block: Block, view: View, function: Callable[[Block], Mapped])
 
 @dataclass(frozen=True)
 class Sites:
-    """q as the sum of what each observation contributes: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t.
+    """q as a sum of contributions from each observation: Λ = I + Aᵀ diag(b) A and Λμ = Aᵀ t.
 
-    The same sites give a q that is nearly the best at neighbouring θ too.
+    At a nearby θ, the same sites give a q close to the best one.
     """
 
     precision: list[Tensor]  # b = c h, by block
@@ -448,11 +448,11 @@ class Sites:
         return torch.cat(self.precision).clamp(min=0.0)
 
     def on(self, device: torch.device) -> "Sites":
-        """The sites on a device, in its blocks."""
+        """The sites on a device, in blocks of the size used there."""
         return Sites(blocks_on(device, self.precision), blocks_on(device, self.target))
 
     def posterior(self, source: Features, diagonal: bool, scale: float = 1.0) -> Gaussian | None:
-        """The q of these sites with the features of another θ; None if Λ is not positive definite."""
+        """The q that these sites give with the features of another θ; None if Λ is not positive definite."""
         size = source.dimension
         gram, pulled = source.root.new_zeros(size, size), source.root.new_zeros(size)
         for block, b, t in zip(source.blocks(), self.precision, self.target, strict=True):
@@ -468,13 +468,13 @@ class Sites:
 
 
 class ChainRule:
-    """Carries slopes in A, diag K_xx and m(x) back to the free parameters, block by block."""
+    """Carries derivatives in A, diag K_xx and m(x) back to the free parameters, block by block."""
 
     def __init__(self, source: Features) -> None:
         self.source, self.inner = source, torch.zeros_like(source.inverse)
 
     def block(self, made: tuple[Tensor, ...], design: Tensor, slope: Tensor, to_variance: Tensor, e: Tensor) -> None:
-        """Take ∂F/∂A, ∂F/∂(diag K_xx) and ∂F/∂m(x) of a block."""
+        """Backpropagate ∂F/∂A, ∂F/∂(diag K_xx) and ∂F/∂m(x) of a block; `finish` takes what goes through L."""
         inverse = self.source.inverse
         points = len(inverse)
         induced, columns = slope[:, :points], slope[:, points:]
@@ -482,7 +482,7 @@ class ChainRule:
         pull_back(made, (product(induced, inverse), to_variance, e, columns))
 
     def finish(self) -> None:
-        """Through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal."""
+        """Through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹; Φ takes the lower triangle and halves its diagonal."""
         source = self.source
         if source.among.requires_grad:
             lower = torch.tril(-self.inner)
@@ -498,7 +498,7 @@ def backward(
 ) -> tuple[float, Sites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
     mean, points = q.mean, len(source.inverse)
-    # Σ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
+    # Σ - J, where J is the identity for the inducing points, because r depends on their columns of A, and 0 for others
     excess = factor @ factor.T if factor.ndim == 2 else torch.diag(factor)
     if not source.marginal:
         excess.diagonal()[:points].sub_(1.0)
@@ -546,7 +546,7 @@ def slope_in_residual(kappa: Any, e: Any, b: Any, theta: Any, tau2: Any) -> Any:
 
 
 def pull_back(made: tuple[Tensor, ...], slopes: tuple[Tensor, ...]) -> None:
-    """Backpropagate from those of K_xz, diag K_xx, m(x) and B that depend on free parameters."""
+    """Backpropagate through K_xz, diag K_xx, m(x) and B, where these depend on free parameters."""
     pairs = [(x, slope) for x, slope in zip(made, slopes, strict=True) if x.requires_grad]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [slope for _, slope in pairs])

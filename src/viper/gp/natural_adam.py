@@ -1,7 +1,7 @@
 """The paper's recipe for Gaussian processes: natural-gradient steps for q, Adam for everything else, minibatches.
 
-The sums of each minibatch are scaled to all rows, and the KL term counts once. The result is not the last θ but the
-best at the end of any pass over the rows, with its own q.
+The sums over a minibatch are scaled up to all rows; the KL term is not. The result is the best θ at the end of any pass
+over the rows, with its q, rather than the last θ.
 """
 
 import math
@@ -16,7 +16,7 @@ from viper.inference.problem import Gaussian, Problem
 from viper.inference.steps import diagonal_step, full_step, opening
 from viper.softplus.pointwise import Bound
 
-WINDOW = 20  # passes over which the objective must rise
+WINDOW = 20  # passes over which the objective must rise by `tol`
 
 
 def natural_adam(

@@ -1,11 +1,11 @@
-"""New rows for a fitted Gaussian process: the posterior is updated, and kernel and mean function stay as they are.
+"""Adding rows to a fitted Gaussian process: the posterior is updated; kernel and mean function do not change.
 
-As long as the rows so far are known, q is the best one for all rows, found from where it was. If they are not, as in a
-model from a file, what they said is kept as a Gaussian factor: q so far is the prior of the new rows.
+While the earlier rows are available, q is the best one for all rows, found from the previous q. Otherwise, as in a
+model loaded from a file, the previous q takes the place of the earlier rows: it is the prior of the new ones.
 
-New inducing points are appended where new rows lie outside, that is, where the variance that the points leave
-unexplained costs much. A Cholesky factor of more points begins with that of the first ones, so the first whitened
-values stay what they were, and the new ones begin at their prior N(0, 1).
+Inducing points are appended if new rows lie outside, that is, if the variance that the present points leave unexplained
+costs much. The Cholesky factor for more points begins with that of the present ones, so their whitened values keep
+their meaning, and the new values start from their prior N(0, 1).
 """
 
 import numpy as np
@@ -17,13 +17,13 @@ from viper.inference.posterior import Diagonal, Full, Posterior, latent
 from viper.inference.problem import Gaussian, Prior, gaussian
 from viper.softplus.limit import limit
 
-LEAST_COST = 0.01  # nats; what new rows lose to unexplained variance before inducing points are added
-MOST_INDUCING = 2_000  # inducing points up to which some are added
-PLACED_ROWS = 5_000  # new rows among which they are chosen
+LEAST_COST = 0.01  # nats; points are added if new rows lose more than this to unexplained variance
+MOST_INDUCING = 2_000  # inducing points, beyond which none are added
+PLACED_ROWS = 5_000  # most new rows among which they are chosen
 
 
 def with_more_points(model: SparseGP, posterior: Posterior, rows: Observations, scale: float) -> SparseGP:
-    """The model with inducing points at some of the new rows, each of which stands for `scale` rows."""
+    """The model with more inducing points, at some of `rows`, each of which stands for `scale` new rows."""
     most = min(MOST_INDUCING - len(model.inducing), len(rows))
     if most <= 0:
         return model
@@ -41,7 +41,7 @@ def with_more_points(model: SparseGP, posterior: Posterior, rows: Observations, 
 
 
 def with_more_values(posterior: Posterior, before: int, after: int) -> Posterior:
-    """q with values of N(0, 1) for the inducing points from `before` to `after`; weights of the mean stay last."""
+    """q with N(0, 1) for the inducing points from `before` to `after`; the weights of the mean stay last."""
     more = after - before
     if not more:
         return posterior

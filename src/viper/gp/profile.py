@@ -1,6 +1,6 @@
 """The profile G(θ) = max_q F(q; θ): its value and gradient at any θ.
 
-The search for the inner maximum starts from the sites of the last one.
+Each search for the inner maximum starts from the sites of the last one.
 
 With a large output scale the natural-gradient iteration of the solver contracts slowly, or not at all without damping.
 Anderson's method accelerates it here: the next natural parameters are the combination of the last few that has the
@@ -31,9 +31,9 @@ from viper.inference.steps import diagonal_step, full_step, opening
 from viper.inference.sums import Sums
 from viper.softplus.pointwise import Bound
 
-# no factor of K_zz (NotPositiveDefinite), or an overflow
+# raised if K_zz has no Cholesky factor (NotPositiveDefinite) or numbers overflow
 SINGULAR = (ValueError, torch.linalg.LinAlgError, np.linalg.LinAlgError)  # type: ignore[attr-defined]
-HALF_STEP = 0.5  # damping of a mixture, and factor that shortens a step if it lowers F
+HALF_STEP = 0.5  # damping of a mixture, and the factor that shortens a step that lowers F
 
 
 def identity_prior(source: RowSource) -> Prior:
@@ -87,11 +87,11 @@ class Profile:
 
     @property
     def size(self) -> float:
-        """Rows × points², which a product takes."""
+        """Rows × points², the cost of a product."""
         return float(len(self.rows) * self.model.dimension**2)
 
     def maximum(self) -> tuple[float, Full | Diagonal] | None:
-        """G(θ) + log prior(θ) and the best q at the current θ, without gradients; None where there is none."""
+        """G(θ) + log prior(θ) and the best q at the current θ, without gradients; None if there is none."""
         try:
             with np.errstate(all="ignore"), torch.no_grad():
                 if self.dense is None:
@@ -230,7 +230,7 @@ class Anderson:
         return Gaussian(mean, found.precision, found.cholesky)
 
     def whiten(self, residual: Tensor) -> Tensor:
-        """The residual of μ as L⁻¹(δ(Λμ) - δΛ μ), and that of Λ as L⁻¹ δΛ L⁻ᵀ/√2."""
+        """The residuals of μ and Λ, as L⁻¹(δ(Λμ) - δΛ μ) and L⁻¹ δΛ L⁻ᵀ/√2."""
         root, mean = self.reference.cholesky, self.reference.mean
         assert root is not None
         shift = residual[:, :1] - residual[:, 1:] @ mean[:, None]

@@ -5,9 +5,9 @@ dispatch one. Value and gradient therefore take as few operations as possible. W
 
     ∂F/∂K_xz = e (L⁻ᵀμ)ᵀ - diag(b) A (Σ - J) L⁻¹,     (∂F/∂A)ᵀ A = μ (Aᵀe)ᵀ - (Σ - J) G,
 
-e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function. Where residuals are
-integrated out, A above is κA, and gradients in K_xz and in o are multiplied by κ. The slope ρ in r, -b/2 above, is then
-that of `slope_in_residual`, and its share -2ρA of the gradient in A stands in place of bAJ.
+e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function. If residuals are
+integrated out, A above is κA, and gradients in K_xz and in o are multiplied by κ. The derivative ρ in r, above -b/2, is
+then given by `slope_in_residual`, and its contribution -2ρA to the gradient in A replaces bAJ.
 """
 
 import math
@@ -30,9 +30,9 @@ LARGEST_DENSE = 1 << 23  # entries of A (64 MB)
 MOST_INNER_STEPS = 200
 SHORTEST_INNER_STEP = 1e-6
 MIXED_ITERATES = 10
-FAST_MOVE = 0.1  # a move this much smaller than the last needs no damping
+FAST_MOVE = 0.1  # a move below this share of the last one needs no damping
 SITE_DAMPING = 0.6
-SURELY = 3.0  # an estimated move this many times the tolerance is surely too large
+SURELY = 3.0  # an estimated move is surely too large from this many times the tolerance on
 
 
 def dense_profile_applies(rows: Observations, points: int, diagonal: bool) -> bool:
@@ -50,7 +50,7 @@ class Kernels(NamedTuple):
     among: np.ndarray  # K_zz
     variance: np.ndarray  # diag K_xx
     mean: np.ndarray
-    columns: np.ndarray  # of the weights of the mean function
+    columns: np.ndarray  # B, for weights of the mean function
     pull: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
 
@@ -212,7 +212,7 @@ def plus_identity(matrix: np.ndarray) -> np.ndarray:
 
 
 def next_move(q: Normal, gram: np.ndarray, slope: np.ndarray) -> float:
-    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if Λ' has no factor.
+    """KL(q ‖ q') to the natural-gradient step q', Λ' = I + G and δ = Λ'⁻¹ slope; ∞ if Λ' is not positive definite.
 
     ½ [log|Λ| - log|Λ'| - d + tr(Λ'Σ) + δᵀΛ'δ], as in `steps.divergence`.
     """
@@ -229,7 +229,7 @@ class AndersonSites:
     """Anderson's mixture of sites x = (b, t), whose residuals f are the sites at their q minus x.
 
     The next x is the combination with the least Σ γ_k f_k. Sites belong to rows, so what was learned about the
-    iteration at one θ still helps at the next.
+    iteration at one θ still helps at the next θ.
     """
 
     def __init__(self, rows: int) -> None:
@@ -305,13 +305,13 @@ class DenseProfile:
     def evaluate(self, tol: float) -> tuple[float, Callable[[], None]]:
         """Set the gradients of the model's parameters; return G and a function that keeps the sites for the next call.
 
-        Raises ValueError where K_zz has no factor or F overflows.
+        Raises ValueError if K_zz has no Cholesky factor or F overflows.
         """
         at = self.projected()
         kernels, inverse, induced, kappa, features = at.kernels, at.inverse, at.induced, at.kappa, at.features
         design, offset = features.design, features.offset
         q, moments, gram = self.maximise(features, tol)
-        # (Σ - J) and the gradients of the module's docstring; those in K_xz and in the other columns side by side
+        # Σ - J and the gradients in the module's docstring; those in K_xz and in B are side by side
         points = len(inverse)
         excess = q.factor @ q.factor.T
         to_variance, e, b = -0.5 * moments.b, moments.e, moments.b
@@ -333,7 +333,7 @@ class DenseProfile:
         pulled = excess[:points] @ gram[:, :points] + more - np.outer(q.mean[:points], moments.pulled[:points])
         lower = np.tril(pulled)
         lower.flat[:: len(lower) + 1] *= 0.5
-        # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹, Φ the lower triangle with half its diagonal
+        # through L: ∂F/∂K_zz = L⁻ᵀ sym Φ(-(∂F/∂A)ᵀA) L⁻¹; Φ takes the lower triangle and halves its diagonal
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
         to_among.flat[:: len(lower) + 1] += at.jitter * to_among.trace() / max(1, points)
@@ -378,7 +378,7 @@ class DenseProfile:
         self.mixer.last = None
         for _ in range(MOST_INNER_STEPS):
             after = moments.sites
-            # roughly, as if rows were independent; the exact move is computed only where it may be small enough
+            # an estimate, as if rows were independent; the exact move is computed only if it may be small enough
             move = 0.5 * float(np.square(whitened_sites((after - x)[None], moments)).sum())
             if move * self.excess < SURELY * tol:
                 gram = features.gram(moments.b)

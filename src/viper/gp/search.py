@@ -1,11 +1,11 @@
 """The search for kernel, mean function and inducing points.
 
-Several starts climb the profile, on a sample if there are many rows. The worse ones are dropped as they fall behind,
-and the best goes on to the top, finally on all rows. Inducing points that are not learned are placed anew on the way,
+Several starts climb the profile, on a sample if there are many rows. Those that fall behind are dropped, and the best
+one continues to the maximum, at the end on all rows. Inducing points that are not learned are placed again on the way,
 as many as the kernel needs.
 
-Kernels of different families (one lengthscale or many, shapes) are compared by their evidence: with a Gaussian at the
-mode of the k hyperparameters, whose curvature is H,
+Families of kernels (one lengthscale or many, different shapes) are compared by their evidence. With k hyperparameters
+and curvature H at the mode, Laplace's approximation is
 
     log ∫ e^{G(θ)} p(θ) dθ ≈ G + log p + ½ k log 2π - ½ log |H|.
 """
@@ -36,37 +36,37 @@ from viper.inference.threads import PASS_THREADS, one_thread
 from viper.softplus.pointwise import Bound
 
 RACE_ROWS = 4_000  # rows on which the starts of larger fits race
-LEAST_TOGETHER = 1e7  # rows × points² from which starts climb on several threads
-MOST_ON_CPU = 1e7  # rows × points² of a climb that stays on the CPU
+LEAST_TOGETHER = 1e7  # least rows × points² for starts to climb on several threads
+MOST_ON_CPU = 1e7  # most rows × points² of a climb that stays on the CPU
 GROWTH = 8  # factor by which the number of rows grows from stage to stage
-FEW_ROWS = 10_000  # rows; up to here, tolerances are in nats; beyond, in nats per this many rows
-SAMPLE_TOLERANCE = 0.05  # nats
+FEW_ROWS = 10_000  # up to this many rows, tolerances are in nats; beyond, in nats per this many rows
+SAMPLE_TOLERANCE = 0.05  # nats on a sample; smaller gains say nothing about all rows
 FIRST_TOLERANCE = 0.1  # nats; tolerance of the inner problem at the beginning
-LAST_SHARE = 0.01  # tolerance of the inner problem at the end, as a share of that of a step's gain
-INNER_SHARE = 0.1  # share of a step's gain by which the inner maximum may be missed
+LAST_SHARE = 0.01  # tolerance of the inner problem at the end, as a share of the tolerance for steps
+INNER_SHARE = 0.1  # error of the inner maximum, as a share of a step's gain
 # For the race:
 MEAN_LAST_STEPS = 6
 ROUND = 5  # steps
 SURVIVORS = {10: 2, 20: 1}  # after this many steps, at most this many starts are left
-QUICK_SURVIVORS = {5: 1}  # the same where priors leave few optima
+QUICK_SURVIVORS = {5: 1}  # the same if priors leave few optima
 HOPE = 2.0  # a start is dropped if even this many times the gain of its last round would not reach the best
-MET = 0.7  # largest difference of parameters (log scales) between kernels that count as equal: a factor of two
+MET = 0.7  # kernels count as equal if no parameter (log scale) differs by more: a factor of two
 # For inducing points that are not learned:
-FIRST_POINTS = 64  # in the race
-MOST_GROWTHS = 2  # times that they are placed anew
-CLIMBING_POINTS = 200  # most in a climb
+FIRST_POINTS = 64  # number in the race
+MOST_GROWTHS = 2  # how often they are placed again
+CLIMBING_POINTS = 200  # largest number in a climb
 CLIMBING_TOLERANCE = 0.1  # nats; hyperparameters need not be known better
-ROUGHER = 0.5  # factor of the lengthscales for which there are enough points in a climb
-SOLVING_BUDGET = 1e9  # rows × points² of the last q
-FEWEST_POINTS, MOST_POINTS_PLACED = 100, 1000  # that this budget may allow
-LARGEST_LOSS = 0.5  # nats; so much of the ELBO may be lost for want of points
+ROUGHER = 0.5  # factor of the lengthscales: a climb has enough points for a kernel this much rougher
+SOLVING_BUDGET = 1e9  # rows × points² of the final q
+FEWEST_POINTS, MOST_POINTS_PLACED = 100, 1000  # limits of the number that this budget allows
+LARGEST_LOSS = 0.5  # nats of the ELBO that may be lost for want of points
 # For the curvature:
-DIFFERENCE = 0.1  # change of a log scale over which slopes are compared
+DIFFERENCE = 0.1  # change of a log scale over which gradients are compared
 MOST_DIFFERENCES = 12
 CURVATURE_TOLERANCE = 1e-4  # nats; tolerance of the inner problem
-LEAST_CURVATURE = 0.25  # a standard deviation of 2: a factor of seven
-HOPELESS = 5.0  # nats by which a family may be behind after the race
-UNITS = (0.05, 20.0)  # range within which lengthscales are the units of the inducing points
+LEAST_CURVATURE = 0.25  # that of a standard deviation of 2, a factor of seven in a scale
+HOPELESS = 5.0  # nats; families further behind after the race are dropped
+UNITS = (0.05, 20.0)  # inducing points move in units of the lengthscales, limited to this range
 
 Answer = TypeVar("Answer")
 StepReport = Callable[[int, float, float], None]  # rows, objective, gain of a step
@@ -76,11 +76,11 @@ def report_nothing(rows: int, objective: float, gain: float) -> None:
     pass
 
 
-Placing = Literal["as given", "greedily", "as needed"]  # inducing points: given, so many, or as many as needed
+Placing = Literal["as given", "greedily", "as needed"]  # inducing points: given, a given number, or as many as needed
 
 
 class Family(NamedTuple):
-    """Kernels among which evidence decides: one shape, with one lengthscale or one per column."""
+    """Kernels of one shape, with one lengthscale or one per column. The evidence decides among families."""
 
     shape: str
     many: bool
@@ -110,7 +110,7 @@ class Start(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The model that was found, with its q if the search determined q too, otherwise with sites near it."""
+    """The model that was found, with its q if the search determined it, otherwise with sites close to it."""
 
     model: SparseGP
     starts: list[Start]
@@ -146,12 +146,13 @@ class Search:
     generator: np.random.Generator
     progress: Callable[[Iteration], None] | None = None
     marginal: bool = False  # whether residuals of rows are integrated out (model.py)
-    represented: float = 1.0  # rows for which each row stands, where these are a sample themselves
+    represented: float = 1.0  # rows that each row stands for, if the rows are a sample
 
     def families(self, models: dict[Family, SparseGP], count: int, placing: Placing, curvature: bool) -> list[Found]:
-        """The best model of each family, the best kernel first; one with many lengthscales also starts from one.
+        """The best model of each family, the best kernel first.
 
-        Families that are far behind after the race go no further.
+        A family with many lengthscales also starts from the best kernel with one. Families that are far behind after
+        the race are dropped.
         """
         sizes = stages(len(self.rows))
         few = self.nearby(self.sample(sizes[0]), max(model.dimension for model in models.values()))
@@ -182,10 +183,10 @@ class Search:
         return [best._replace(starts=[*best.starts, *others]), *rest]
 
     def spread(self, model: SparseGP, rows: Observations) -> np.ndarray:
-        """S with SSᵀ = H⁻¹, where the curvature H at the mode is that of differences of the profile's slope.
+        """S with SSᵀ = H⁻¹, where H, the curvature at the mode, is estimated by differences of the gradient.
 
-        If there are many lengthscales, those that the rows have drawn furthest from their prior have their own
-        differences. The others share one, because their part of H is nearly diagonal.
+        With many lengthscales, only those that the data have pulled furthest from their prior get a difference each.
+        The others share one, because their part of H is nearly diagonal.
         """
         model = model.copy_at()
         profile = self.profile_on(model, rows, CURVATURE_TOLERANCE)
@@ -203,15 +204,15 @@ class Search:
     def race(
         self, few: Observations, model: SparseGP, count: int, placing: Placing, known: list[Candidate], quick: bool
     ) -> "Leader":
-        """Climb the profile from `count` starts and from known ones; on a sample, if there are many rows.
+        """Climb the profile from `count` starts and the known ones, on the rows `few`.
 
-        Hyperparameters that are averaged over need not be known so well; then it may be quick.
+        A quick race is good enough for hyperparameters that will be averaged over.
         """
         tol = max(CLIMBING_TOLERANCE if quick else 0.0, self.tolerance(few))
         first = max(FIRST_TOLERANCE, tol) if count > 1 else LAST_SHARE * tol
         report = self.reporter()
         starts = self.candidates(model, few, count)
-        if known:  # in place of the model as given
+        if known:  # these replace the model as given
             starts = itertools.chain((start for start in starts if start.name != AS_GIVEN), known)
         begun = starts if placing == "as given" else self.with_greedy_points(starts, model, few)
         attempts = [Attempt(start, lambda m: self.profile_on(m, few, first), report) for start in begun]
@@ -222,11 +223,11 @@ class Search:
         return Leader([*(x for x in attempts if x is not best), best])
 
     def grow(self, leader: "Leader") -> None:
-        """Climb on with more inducing points, if these are too few: as many as a rougher kernel would need."""
+        """While there are too few inducing points, climb on with as many as a rougher kernel would need."""
         for _ in range(MOST_GROWTHS):
             best = leader.best
             rows, information, rough = best.profile.rows, best.profile.information(), rougher(best.model)
-            # with the residual in the ELBO, a rougher kernel may be the better one, and only lack points
+            # if F includes the residual, a rougher kernel may be better and merely lack points
             judged = best.model if self.marginal else rough
             if information is None or loss(judged, rows, information) <= LARGEST_LOSS:
                 return
@@ -251,7 +252,7 @@ class Search:
         return new
 
     def completed(self, found: Found, rows: int) -> Found:
-        """Give the model as many inducing points as the posterior of `rows` rows needs, near its best sites."""
+        """Give the model as many inducing points as the posterior of `rows` rows needs, judged by its sites."""
         if found.sites is None:
             return found
         information = found.sites.information()
@@ -260,7 +261,7 @@ class Search:
         return found._replace(model=found.model.with_points(points))
 
     def thinned(self, found: Found) -> Found:
-        """Leave out inducing points that even a rougher kernel does not need, at the information of the rows found."""
+        """Drop inducing points that not even a rougher kernel needs, given the information of each row."""
         count = len(found.model.inducing)
         if not count or found.sites is None:
             return found
@@ -279,7 +280,7 @@ class Search:
     def with_greedy_points(
         self, starts: Iterator[Candidate], model: SparseGP, few: Observations
     ) -> Iterator[Candidate]:
-        """The starts, each with the inducing points that its kernel asks for."""
+        """The starts, each with inducing points chosen for its kernel."""
         information = importance(few) if self.marginal else self.information(model, few)
         for start in starts:
             with torch.no_grad():
@@ -291,11 +292,11 @@ class Search:
         return candidates(model, rows, count, self.generator)
 
     def information(self, model: SparseGP, rows: Observations) -> Tensor:
-        """The information of each row if there were only the mean function."""
+        """The information of each row under the mean function alone."""
         return null_model(model, rows)[1]
 
     def nearby(self, rows: Observations, dimension: int) -> Observations:
-        """The rows on the CPU if their products are small, which a GPU does not compute faster."""
+        """The rows, on the CPU if their products are too small for a GPU to be faster."""
         return rows.on("cpu" if len(rows) * dimension**2 <= MOST_ON_CPU else self.rows.inputs.device)
 
     def sample(self, size: int) -> Observations:
@@ -307,7 +308,7 @@ class Search:
         return Profile(model, rows, self.bound, self.diagonal, scale, tol, start=start, marginal=self.marginal)
 
     def tolerance(self, rows: Observations) -> float:
-        """The smallest gain worth a step; on a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
+        """The smallest gain worth a step. On a sample, gains below `SAMPLE_TOLERANCE` say nothing about all rows."""
         scale = self.represented * len(self.rows) / len(rows)
         asked = self.tol * max(1.0, len(rows) / FEW_ROWS)
         return max(asked, SAMPLE_TOLERANCE * scale) if scale > 1.0 else asked
@@ -358,7 +359,7 @@ class Search:
 
 
 def furthest_from_prior(model: SparseGP) -> np.ndarray:
-    """Whether each free parameter is single, or among the `MOST_DIFFERENCES` on which the prior pulls most."""
+    """Whether each free parameter is a scalar, or among the `MOST_DIFFERENCES` that the prior pulls on most."""
     single = np.concatenate([np.zeros(0, bool), *(np.full(x.numel(), x.numel() == 1) for x in model.free)])
     prior = model.log_prior()
     if len(single) <= MOST_DIFFERENCES or prior is None:
@@ -370,9 +371,9 @@ def furthest_from_prior(model: SparseGP) -> np.ndarray:
 
 
 def together(tasks: list[Callable[[], Answer]], size: float) -> list[Answer]:
-    """What the tasks return, each on one of the threads of this fit if products (rows × points²) are large enough.
+    """The results of the tasks, run on the threads of this fit if products (rows × points²) are large enough.
 
-    Small ones take less time than what runs under Python's lock. No answer depends on the number of threads.
+    With small products, most of the time is spent under Python's lock. Results do not depend on the number of threads.
     """
     threads = min(PASS_THREADS.get(), len(tasks)) if size >= LEAST_TOGETHER else 1
     if threads <= 1:
@@ -387,7 +388,7 @@ def together(tasks: list[Callable[[], Answer]], size: float) -> list[Answer]:
 
 
 def points_within(budget: float, rows: int) -> int:
-    """The largest number of inducing points for so many rows: n M² within a budget."""
+    """The largest number M of inducing points with n M² within the budget."""
     return min(rows, int(np.clip(math.sqrt(budget / rows), FEWEST_POINTS, MOST_POINTS_PLACED)))
 
 
@@ -401,7 +402,7 @@ def loss(model: SparseGP, rows: Observations, information: Tensor) -> float:
 def importance(rows: Observations) -> Tensor:
     """The largest information that each row may have, c/4.
 
-    Points that are chosen by what the labels say would make the profile of few points differ from that of all.
+    If points were chosen by information from the labels, the profile with few points would differ from that with all.
     """
     return torch.full_like(rows.label, 0.25) if rows.weight is None else 0.25 * rows.weight
 
@@ -416,7 +417,7 @@ def rougher(model: SparseGP) -> SparseGP:
 
 
 def with_scales_of(found: SparseGP, model: SparseGP) -> Candidate:
-    """The model with the scales of another one that has only one lengthscale."""
+    """The model, with the scales found for only one lengthscale."""
     other = model.copy()
     length = found.kernel.base_kernel.lengthscale.detach()
     other.kernel.base_kernel.initialize(lengthscale=length.expand_as(other.kernel.base_kernel.lengthscale))
@@ -504,7 +505,7 @@ class Leader:
     attempts: list[Attempt]
     family: Family = ANY_FAMILY
     spread: np.ndarray | None = None
-    prefix: str = ""  # of the names of its starts
+    prefix: str = ""  # put before the names of its starts
 
     @property
     def best(self) -> Attempt:
@@ -512,7 +513,7 @@ class Leader:
 
     @property
     def evidence(self) -> float:
-        """As in the module's docstring."""
+        """The log evidence, as in the module's docstring."""
         if self.spread is None:
             return self.best.value
         return self.best.value + float(np.linalg.slogdet(math.sqrt(2.0 * math.pi) * self.spread)[1])

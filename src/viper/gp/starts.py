@@ -2,7 +2,8 @@
 
 The profile has many local optima: the mean function may take all the signal, or the kernel may act on one group of
 columns and miss another. A screen scores groups of columns by what a kernel on them alone would gain over the mean
-function. The best few that do not repeat each other are starts, along with plain ones over lengthscales.
+function. The best few groups that do not repeat each other become starts, and so do several lengthscales for all
+columns.
 """
 
 import math
@@ -19,18 +20,18 @@ from torch import Tensor
 from viper.gp.kernels import UncertainMean, covariance, stationary_shape, variances
 from viper.gp.model import Observations, SparseGP
 
-AS_GIVEN = "as given"  # the name of the start that changes nothing
+AS_GIVEN = "as given"  # name of the start that leaves the model as it is
 LONG = 10.0  # lengthscale of a column outside the group: its effect is nearly linear
 FACTORS = (0.5, 2.0, 1.0, 0.25, 4.0)  # plain lengthscales, as multiples of √p
 # For the screen:
 SCREEN_ROWS = 2000
-SCREEN_POINTS, FEW_SCREEN_POINTS = 60, 24  # where several groups are wanted, or one
+SCREEN_POINTS, FEW_SCREEN_POINTS = 60, 24  # inducing points if several groups are wanted, or one
 LENGTHS = (0.5, 1.0, 2.0)  # lengthscales on standardised columns, as multiples of √(size of the group)
 SCALES = torch.logspace(-1.0, 2.5, 8, dtype=torch.float64)
-BEAM = 3  # groups that grow at a time
-WIDTH = 16  # columns by which groups may grow
-DEPTH = 4  # columns of the largest group that is grown
-RIDGE = 1e-2  # keeps separable data finite
+BEAM = 3  # groups that are extended in each round
+WIDTH = 16  # best columns, which may be added to groups
+DEPTH = 4  # most columns in a group, unless it has all
+RIDGE = 1e-2  # keeps coefficients finite if the data are separable
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Candidate:
 
 
 def candidates(model: SparseGP, rows: Observations, count: int, generator: np.random.Generator) -> Iterator[Candidate]:
-    """Up to `count` models to climb from: those that the screen finds, then plain starts over lengthscales."""
+    """Up to `count` models to climb from: those that the screen finds, the model as given, then other lengthscales."""
     if count == 1 or not model.free:
         yield Candidate(AS_GIVEN, model)
         return
@@ -156,7 +157,7 @@ def null_model(model: SparseGP, rows: Observations) -> tuple[Tensor, Tensor]:
 
 
 class Group(NamedTuple):
-    """Columns on which a kernel would act, what that would gain, and the best output scale and lengthscale."""
+    """Columns for a kernel to act on, what it would gain, and its best output scale and lengthscale."""
 
     gain: float
     columns: tuple[int, ...]
@@ -209,9 +210,9 @@ class Screen:
         return max(self.gain(columns, length) for length in lengths)
 
     def groups(self, several: bool) -> list[Group]:
-        """Single columns, all columns, and the groups that grow from the best ones, in order of gain.
+        """Single columns, all columns, and groups grown from the best single ones, in order of gain.
 
-        If not several groups are wanted, but only a good one, a quarter of them are scored.
+        Without `several`, only one good group is wanted, and about a quarter as many are scored.
         """
         lengths, beam = (LENGTHS, BEAM) if several else (LENGTHS[1:2], 1)
         count = self.inputs.shape[1]
@@ -233,7 +234,7 @@ class Screen:
 
 
 def distinct_groups(groups: list[Group], count: int) -> list[Group]:
-    """The best groups, without those that share half of their joint columns with a better one."""
+    """The best groups, without those that share at least half of their joint columns with a better one."""
     chosen: list[Group] = []
     for group in groups:
         mine = set(group.columns)
@@ -288,8 +289,8 @@ def greedy(
 ) -> Tensor:
     """Up to `count` rows chosen one by one, each where its information h times its unexplained variance r is largest.
 
-    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}. It ends when ½ Σ h r is no larger than `loss`. It
-    goes on from points that are already there if `explained` is the rows' A for these.
+    This is the pivoted Cholesky decomposition of H^{1/2} K H^{1/2}. It stops when ½ Σ h r is at most `loss`. To
+    continue from existing points, pass the rows' A for these as `explained`.
     """
     root = information.clamp(min=1e-12).sqrt()
     with torch.no_grad():

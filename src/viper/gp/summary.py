@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hyperparameter_table(model: SparseGP, posterior: Posterior, scaler: Scaler, names: list[str]) -> "pandas.DataFrame":
-    """Lengthscale, relevance and mean weight per column; everything that does not belong to a column is in `attrs`."""
+    """Lengthscale, relevance and mean weight per column; the rest is in `attrs`."""
     import pandas
 
     frame = pandas.DataFrame(index=names)
@@ -49,7 +49,7 @@ def uncertain_weights(model: SparseGP, posterior: Posterior, scaler: Scaler) -> 
 
 
 def kernel_scales(kernel: Any, scaler: Scaler) -> dict[str, np.ndarray]:
-    """The scales of a kernel over all columns, for each column; none for other kernels."""
+    """Scales by column, if the kernel acts on all columns; otherwise none."""
     if isinstance(kernel, AdditiveKernel):
         count = len(scaler.scale)
         own, s = (x.detach().cpu().numpy()[:count] for x in (kernel.lengthscales, kernel.outputscales))
@@ -93,7 +93,7 @@ def level(model: SparseGP, posterior: Posterior, scaler: Scaler) -> dict[str, fl
 
 
 def priors_in_words(module: Any) -> dict[str, str]:
-    """The priors of a kernel or mean function by name; those of scales as medians on standardised columns."""
+    """The priors of a kernel or mean function, by name; for scales, the median on standardised columns."""
     if not hasattr(module, "named_priors"):
         return {}
     found: dict[str, str] = {}
@@ -108,7 +108,7 @@ def priors_in_words(module: Any) -> dict[str, str]:
 
 
 def kernel_parameters(kernel: Any) -> dict[str, Any]:
-    """All parameters of a kernel by name, on their own scale, for standardised columns."""
+    """All parameters of a kernel by name, transformed by their constraints, for standardised columns."""
     named = kernel.named_parameters_and_constraints()
     return {
         name.replace("raw_", ""): (x if c is None else c.transform(x)).detach().cpu().numpy().squeeze().tolist()

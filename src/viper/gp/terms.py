@@ -1,15 +1,15 @@
 """The posterior of each term of an additive Gaussian process, exactly from q.
 
 f = Σ_t f_t, and every f_t is jointly Gaussian with the inducing values. With K_zz = LLᵀ and A_t = k_t(x, z) L⁻ᵀ,
-f_t = A_t w + what w does not tell, so that under q its mean is A_t μ and its covariance
+f_t is A_t w plus a part independent of w, so under q its mean is A_t μ and its covariance
 
     k_t(x, x') - A_t A_t'ᵀ + A_t Σ A_t'ᵀ.
 
-Only sums of terms meet the data: a constant may move between them, and main effects into pairs. What is shown is
-identified by averages over the rows, column by column as if these were independent: the effect of a column is the
-average of f over all other columns, less its own average; the effect of a pair is what its term adds to the effects of
-its two columns. So every effect has average zero along each of its columns. Weights of a linear mean belong to
-the effects of their columns. All of these are linear in f, hence Gaussian.
+The data identify only the sum of the terms: constants can move between terms, and main effects into pairs. Averages
+over the rows, with columns treated as independent, make effects unique: the effect of a column is the average of f over
+all other columns, less its own average; the effect of a pair is what its term adds to the effects of its two columns.
+Every effect therefore averages to zero along each of its columns. Weights of a linear mean belong to the effects of
+their columns. All effects are linear in f, hence Gaussian.
 """
 
 from typing import Any, NamedTuple
@@ -24,14 +24,14 @@ from viper.gp.model import Features, Scaler, SparseGP
 from viper.inference.posterior import Posterior
 
 AVERAGED = 400  # rows over which effects are averaged
-FEW = 6  # a column with at most this many different values is shown value by value
+FEW = 6  # a column with at most this many distinct values is shown value by value
 TAIL = 0.01  # share of a column's values left out at each end of its curve
 
 
 class TermEffect(NamedTuple):
     """What one column, or a pair of columns, adds to the log-odds: posterior mean and interval of the effect.
 
-    `values` has an array for each column, in the units of X. For a pair, the others are matrices, first column by
+    `values` has an array for each column, in the units of X. For a pair, all others are matrices: first column by
     second.
     """
 
@@ -48,10 +48,10 @@ class TermEffect(NamedTuple):
 
 
 class Centred(NamedTuple):
-    """φ of one column of a term at some values: with z, among the values, and over all rows, centred or averaged."""
+    """φ of one column of a term, between some values v, the inducing points z and all rows x."""
 
     cross: Tensor  # φ(v, z) less its average over the rows
-    among: Tensor  # φ(v, v) with both arguments centred; its diagonal
+    among: Tensor  # the diagonal of φ(v, v) with both arguments centred
     mean_cross: Tensor  # the average of φ(x, z) over the rows
     mean_among: Tensor  # the average of φ(x, x') over all pairs of rows
 
@@ -110,7 +110,7 @@ class TermEffects:
         variance: Tensor,
         slope: Tensor | None,
     ) -> TermEffect:
-        """Mean and sd under q, from covariances with the inducing values, prior variances, and columns of the mean."""
+        """The effect under q, from covariances with the inducing values, prior variances, and columns of the mean."""
         A = cross @ self.features.inverse.T
         left = (variance - A.square().sum(1)).clamp(min=0.0)
         more = A.new_zeros(len(A), len(self.posterior.mean) - A.shape[1]) if slope is None else slope
@@ -123,7 +123,7 @@ class TermEffects:
         return TermEffect(names, values, *found)
 
     def slope(self, j: int, inputs: Tensor) -> Tensor:
-        """The columns of the mean function's weights, without those that do not belong to column j."""
+        """The columns of the mean function's weights at values of column j, less those at the average row."""
         at = self.data.mean(0).repeat(len(inputs) + 1, 1)
         at[:-1, j] = inputs
         columns = weight_columns(self.model.mean, at).detach()
@@ -149,7 +149,7 @@ class TermEffects:
 def effects_of_terms(
     model: SparseGP, posterior: Posterior, scaler: Scaler, rows: np.ndarray, names: list[str], points: int, z: float
 ) -> list[TermEffect]:
-    """The effect of every column, then of every pair, the largest first among each."""
+    """The effects of all columns, then of all pairs, each with the largest first."""
     found = TermEffects(model, posterior, scaler, rows, z)
     with torch.no_grad():
         columns = [found.of_column(j, name, points) for j, name in enumerate(names)]

@@ -136,7 +136,7 @@ class SeveralClasses(Case):
         return problem, fit_star(problem, near, report=report, max_iter=MOST_STAR_STEPS)
 
     def averaged(self, first: Component, families: list[Found], search: Search) -> list[Component]:
-        """The components over which predictions are averaged, the mode first; only the mode if that would take long."""
+        """The components over which predictions are averaged, the mode first; it alone if more take too long."""
         size = max(found.model.dimension for found in families)
         entries = len(search.rows) * self.choices.classes * size**2
         if not self.choices.averages(len(search.rows)) or entries > AVERAGED_ENTRIES:
@@ -151,7 +151,7 @@ class SeveralClasses(Case):
         components: list[Component] = []
         with closing(Progress(options.verbose, None, source.rows)) as progress, pass_threads(options.n_jobs):
             source.observe(progress.rows_done)
-            for component in reversed(known.components):  # the fitted model is the first, and stays
+            for component in reversed(known.components):  # the fitted model comes last; its fit is reported
                 posterior: Any = component.posterior
                 rows = self.induced(source, component.model, known.scaler)
                 prior = identity_prior(rows) if known.rows is not None else posterior.as_prior()

@@ -25,15 +25,15 @@ from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.posterior import moved
 from viper.inference.rows import Block, Dense, Sparse
 
-COMPONENT_TOLERANCE = 1e-3  # nats; of q at each point
-MOST_MATCHING_STEPS, MATCHED = 60, 1e-10  # for the means, and the largest error of a probability
-AVERAGED_ENTRIES = 3e8  # rows × classes × dimension² up to which hyperparameters are averaged over: seconds
+COMPONENT_TOLERANCE = 1e-3  # nats; tolerance of q at each point
+MOST_MATCHING_STEPS, MATCHED = 60, 1e-10  # steps that match the means, and the largest error of a probability
+AVERAGED_ENTRIES = 3e8  # most rows × classes × dimension² with averages over hyperparameters; takes seconds
 LEAST_AVERAGE = 1e-290
 LONGEST_STRETCH = 1e3
 
 
 def weighted_class_components(points: list[Point], search: ClassSearch) -> list[Component]:
-    """The best q at each point; one whose profile is lower than the Gaussian at the mode says counts for less."""
+    """The best q at each point. A profile below what the Gaussian at the mode predicts lowers the point's weight."""
     components: list[Component] = []
     log_weights: list[float] = []
     top = 0.0
@@ -52,7 +52,7 @@ def weighted_class_components(points: list[Point], search: ClassSearch) -> list[
 
 @dataclass(frozen=True)
 class Projections:
-    """Components and how rows become their inputs, on one device."""
+    """Components, and the projection of rows to their inputs, on one device."""
 
     components: tuple[Component, ...]
     scaler: Scaler
@@ -90,7 +90,7 @@ class Projections:
 
 @dataclass(frozen=True)
 class ClassProcesses(StarPosterior):
-    """The functions of K classes at rows of the original columns."""
+    """The posterior of the functions of K classes, at rows in the original columns."""
 
     projections: Projections
 
@@ -111,14 +111,14 @@ class ClassProcesses(StarPosterior):
 
 
 def matched_moments(weights: Tensor, thetas: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """ϑ and τ² as in the module's docstring, from those of the components (C, n, K)."""
+    """ϑ and τ² as in the module's docstring, from their values in the components (C, n, K)."""
     average = lambda x: torch.einsum("c,cnk->nk", weights, x)  # noqa: E731
     middle = average(thetas)
     tau2 = average(variances) + average((thetas - middle).square())
     C, n, K = thetas.shape
     slopes = EXACT_CLASSES(thetas.reshape(-1, K), variances.reshape(-1, K))[1].reshape(C, n, K)
     p = average(slopes).clamp(min=LEAST_AVERAGE)
-    # ϑ maximises the concave Σ_k p_k ϑ_k - η, whose gradient is p - g; steps in log g as for the softmax, per row
+    # ϑ maximises the concave Σ_k p_k ϑ_k - η, whose gradient is p - g, by steps in log g as for the softmax, row by row
     theta, length = p.log() * (1.0 + math.pi / 8.0 * tau2).sqrt(), torch.ones_like(p[:, :1])
     best, least, last = theta, torch.full_like(length, math.inf), torch.zeros_like(theta)
     for _ in range(MOST_MATCHING_STEPS):

@@ -24,14 +24,14 @@ from viper.inference.classes.sums import ROUGH_CLASSES, ClassFormula
 from viper.inference.rows import Dense, product
 
 QUICK_STEPS = 30
-QUICK = 0.1  # share of the first change of the precisions that may be left
-WAITED, TOO_LITTLE = 2, 0.03  # steps in a row that gain less than this share of the tolerance, after which to stop
+QUICK = 0.1  # precisions are solved until they change by less than this share of their first change
+WAITED, TOO_LITTLE = 2, 0.03  # stop after this many steps in a row that gain less than this share of the tolerance
 
 
 class ClassSites(NamedTuple):
-    """What each row says about each class, by block, from which q is nearly known at other θ too.
+    """The contribution of each row to q, by class and block. At a nearby θ, it gives a q close to the best one.
 
-    With G_k = Aᵀ diag(b_k) A, the means are those of (I + G_k) μ_k = Aᵀt_k, and the precisions follow from G_k.
+    With G_k = Aᵀ diag(b_k) A, the means solve (I + G_k) μ_k = Aᵀt_k, and the precisions follow from G_k.
     """
 
     precision: list[Tensor]  # b_k = c h_k
@@ -42,11 +42,11 @@ class ClassSites(NamedTuple):
         return torch.cat(self.precision).sum(1).clamp(min=0.0)
 
     def on(self, device: torch.device) -> "ClassSites":
-        """The sites on a device, in its blocks."""
+        """The sites on a device, in blocks of the size used there."""
         return ClassSites(blocks_on(device, self.precision), blocks_on(device, self.target))
 
     def star(self, problem: ClassProblem) -> Star | None:
-        """The q of these sites with the features of a problem; None if it is no Gaussian."""
+        """The q that these sites give with the features of a problem; None if it is not a Gaussian."""
         gram: Tensor | float = 0.0
         pulled: Tensor | float = 0.0
         for block, b, t in zip(problem.source.map(lambda block: block), self.precision, self.target, strict=True):
@@ -69,7 +69,7 @@ class ClassSites(NamedTuple):
 def class_backward(source: Features, q: Star, moments: ClassFormula, scale: float = 1.0) -> tuple[float, ClassSites]:
     """Add ∂F/∂θ at q to the gradients of the free parameters; return the likelihood part of F and the sites of q."""
     points = len(source.inverse)
-    # P_k⁻¹ - J, J the identity for the inducing points, whose residual r depends on A, and 0 for the other columns
+    # P_k⁻¹ - J, where J is the identity for inducing points, because r depends on their columns of A, and 0 for others
     excess = torch.diag_embed(q.factor) if q.diagonal else q.factor @ q.factor.mT
     excess.diagonal(dim1=1, dim2=2)[:, :points].sub_(1.0)
     sites, chain = ClassSites([], []), ChainRule(source)
@@ -102,19 +102,19 @@ def class_backward(source: Features, q: Star, moments: ClassFormula, scale: floa
 
 
 class QuickProblem(ClassProblem):
-    """One whose precisions need not be exact, because the next step moves them."""
+    """A problem whose precisions need not be exact, because the next step changes them."""
 
     def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
         return super().precisions(gram, start) if len(gram) == 1 else solve_precisions(self.target(gram), start, QUICK)
 
 
 class QuickRun(StarRun):
-    """Steps with rough integrals until one moves q by less than the tolerance, or steps gain too little."""
+    """Steps with rough integrals, until one moves q by less than the tolerance or several gain too little."""
 
     stalled = 0
 
     def best_from(self, near: Star | None) -> Star:
-        """The best q, from one that is near or from the mode."""
+        """The best q, starting from one that is near, if known, otherwise from the mode."""
         if near is None:
             near = self.first_star(np.random.default_rng(0))
         self.start(near, ROUGH_CLASSES)
@@ -147,7 +147,7 @@ class ClassProfile(Profile):
         self.model, self.rows, self.diagonal, self.scale, self.tol = model, rows, diagonal, scale, tol
         self.classes, self.dense = classes, None
         self.class_sites: ClassSites | None = None
-        self.q: Star | None = None  # at the last θ
+        self.q: Star | None = None  # the best q at the last θ
 
     def features(self) -> ClassFeatures:
         return ClassFeatures(self.model, self.rows, rough=True)

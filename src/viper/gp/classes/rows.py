@@ -31,7 +31,7 @@ def merged_by_class(rows: Observations) -> Observations:
 class ClassFeatures(Features):
     """Blocks (A, o, r, y, c) with an offset for each class or none, and class numbers as labels.
 
-    A mean function that all classes share would change no probability. What the classes' means differ by is in q.
+    A mean function shared by all classes would change no probability. Differences between classes are part of q.
     """
 
     def block(self, rows: Observations, cross: Tensor, variance: Tensor, mean: Tensor, columns: Tensor) -> Block:

@@ -13,8 +13,8 @@ from viper.gp.model import Observations, SparseGP
 from viper.gp.search import Search
 from viper.gp.starts import AS_GIVEN, Candidate, learns_lengthscale
 
-OTHER_LENGTHS = (0.5, 2.0)  # besides √p, as multiples of it
-LEAST_TOLERANCE = 1e-4  # nats, of the inner problem: its integrals are rough
+OTHER_LENGTHS = (0.5, 2.0)  # further starts, as multiples of √p
+LEAST_TOLERANCE = 1e-4  # nats; least tolerance of the inner problem, whose integrals are rough
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ClassSearch(Search):
         return ClassProfile(model, rows, self.classes, self.diagonal, scale, max(tol, LEAST_TOLERANCE))
 
     def nearby(self, rows: Observations, dimension: int) -> Observations:
-        """The rows where they are: few rows never leave the CPU (fitting.py)."""
+        """The rows where they are; small problems are on the CPU from the start (fitting.py)."""
         return rows
 
     def candidates(self, model: SparseGP, rows: Observations, count: int) -> Iterator[Candidate]:
@@ -45,7 +45,7 @@ class ClassSearch(Search):
                 yield Candidate(f"lengthscale {factor:g}√p", other)
 
     def information(self, model: SparseGP, rows: Observations) -> Tensor:
-        """c Σ_k p_k(1 - p_k) of each row, p the shares of the classes."""
+        """c Σ_k p_k(1 - p_k) of each row, where p are the shares of the classes."""
         weight = torch.ones_like(rows.label) if rows.weight is None else rows.weight
         shares = torch.bincount(rows.label.long(), weight, self.classes) / weight.sum()
         return weight * (shares * (1.0 - shares)).sum()

@@ -1,4 +1,4 @@
-"""What a fit is for any number of classes. Two classes, and more, differ in the profile, in q and in how it is read."""
+"""The steps of a fit for any number of classes. Two and more classes differ in the profile, in q and in its use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class FittedProcess(NamedTuple):
-    """What a fit, or an update with new rows, has found."""
+    """The result of a fit, or of an update with new rows."""
 
     families: list[Found]  # the best first
     components: list[Component]  # over which predictions are averaged; the first is the model itself
     elbo: tuple[float, float, float]  # the exact ELBO, a lower bound on it, and KL(q ‖ p)
-    result: Any  # of the solver, with objective, history, converged and status
+    result: Any  # that of the solver, with objective, history, converged and status
     inducing_cost: float
     jitter: float
-    largest_sd: float | None  # of f at the rows; None if it is computed where it is needed
+    largest_sd: float | None  # of f at the rows; None if it is computed when needed
     prior: Prior | Star  # of q
-    narrow: float = 1.0  # as `intervals_too_narrow_by`
+    narrow: float = 1.0  # factor found by `intervals_too_narrow_by`
 
 
 class Known(NamedTuple):
-    """What new rows are added to: components, the rows so far, if they are known, and what the search has found."""
+    """What new rows are added to: components, the earlier rows if available, and what the search found."""
 
     components: list[Component]
     rows: RowSource | None
@@ -59,7 +59,7 @@ class Case(ABC):
 
     reading: ClassVar[TargetReading]  # what f says about the target
     corrected: ClassVar[type[CorrectedPosterior]]
-    block_rows: ClassVar[int | None]  # of predictions, where a block's size matters
+    block_rows: ClassVar[int | None]  # for predictions, if the size of a block matters
 
     def fit(
         self, known: Arrays, source: RowSource | None, before: Before | None, random: np.random.RandomState
@@ -79,11 +79,11 @@ class Case(ABC):
 
     @abstractmethod
     def merged(self, rows: Observations) -> Observations:
-        """Equal rows as one, in an order that does not depend on how they came."""
+        """Merge equal rows, and sort them, so that their original order does not matter."""
 
     @abstractmethod
     def device(self, known: Arrays, rows: int) -> torch.device:
-        """Where to compute."""
+        """The device to compute on."""
 
     @abstractmethod
     def search(
@@ -94,7 +94,7 @@ class Case(ABC):
         progress: Progress,
         represented: float,
     ) -> Search:
-        """The search on these rows, each of which stands for so many."""
+        """The search on these rows, each of which stands for `represented` rows."""
 
     @abstractmethod
     def finish(
@@ -106,11 +106,11 @@ class Case(ABC):
         bounds: tuple[Bound, Bound],
         places: bool,
     ) -> FittedProcess:
-        """Find q on all rows at the hyperparameters found; `places` says whether more inducing points may be placed."""
+        """Find q on all rows at the hyperparameters found; if `places`, more inducing points may be placed."""
 
     @abstractmethod
     def update(self, known: Known, new: RowSource, seed: int) -> FittedProcess:
-        """Find q again for all rows or, if only the new ones are known, with q so far as their prior; kernels stay."""
+        """Find q for all rows or, if only the new ones are available, with the previous q as prior; kernels stay."""
 
     # --- what a fitted process says about rows ---
 
@@ -120,15 +120,15 @@ class Case(ABC):
 
     @abstractmethod
     def projected(self, source: RowSource, components: list[Component], scaler: Scaler) -> RowSource:
-        """Rows as predictions take them."""
+        """Rows in the form that predictions need."""
 
     @abstractmethod
     def predictive(self, components: list[Component], scaler: Scaler) -> Any:
-        """The posterior that predictions take."""
+        """The posterior used for predictions."""
 
     @abstractmethod
     def summaries(self, draws: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Any], int]:
-        """What summarises a block by draws of the whitened values, and the numbers that a row then takes."""
+        """A function that summarises a block by draws of the whitened values, and how many numbers it needs per row."""
 
     @abstractmethod
     def table(self, component: Component, scaler: Scaler, labels: list[str]) -> "pandas.DataFrame":

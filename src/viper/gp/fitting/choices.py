@@ -1,4 +1,4 @@
-"""What the options of a Gaussian process ask for: kernels to choose from, inducing points, the search, averages."""
+"""What the options of a Gaussian process mean: candidate kernels, inducing points, the search, averages."""
 
 import copy
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from viper.softplus.pointwise import Bound
 
 AUTO = "auto"
 STATIONARY = ("rbf", "matern32", "matern52")  # kernels with lengthscales
-MOST_LENGTHSCALES = 100  # columns up to which "auto" considers a lengthscale for each
+MOST_LENGTHSCALES = 100  # most columns for which "auto" considers a lengthscale for each
 DEFAULT_STEPS = {"profile": 300, "natural-adam": 1500}
-SEARCH_ERROR = 1e-6  # nats per row; error of the bound used in the search for hyperparameters
+SEARCH_ERROR = 1e-6  # nats per row; error of the bound in the search for hyperparameters
 
 
 class Before(NamedTuple):
-    """What was found before, from which a warm start begins."""
+    """The previous result, from which a warm start begins."""
 
     model: SparseGP
     family: Family
@@ -51,12 +51,12 @@ class Choices:
         return self.columns
 
     def scaler(self, rows: Observations) -> Scaler:
-        """What standardises rows before the kernel sees them."""
+        """The standardisation of the rows for the kernel."""
         return Scaler.fit(rows, self.options.standardize)
 
     @property
     def names(self) -> list[str]:
-        """Those of the columns."""
+        """Names of the columns."""
         return [str(x) for x in getattr(self.options, "feature_names_in_", [f"x{j}" for j in range(self.columns)])]
 
     @property
@@ -89,7 +89,7 @@ class Choices:
         return chosen, mixture(next(table for table in MIXTURES if table.error <= SEARCH_ERROR))
 
     def averages(self, rows: int) -> bool:
-        """Whether predictions are averaged over hyperparameters; all of them need priors then."""
+        """Whether predictions are averaged over hyperparameters, which must then all have priors."""
         options = self.options
         named = self.shape in (*STATIONARY, AUTO) and isinstance(options.mean, str) and options.priors is not None
         few = options.lengthscales == "one" or self.width <= MOST_LENGTHSCALES
@@ -99,7 +99,7 @@ class Choices:
     # --- kernels ---
 
     def families(self) -> list[Family]:
-        """The kernels to choose from; without priors, and by "natural-adam", nothing is chosen."""
+        """The kernels to choose from; only one without priors or with "natural-adam"."""
         options, only = self.options, self.only_family()
         shapes = STATIONARY if only.shape == AUTO else (only.shape,)
         choosing = options.lengthscales == AUTO and options.priors is not None and options.solver == "profile"
@@ -108,7 +108,7 @@ class Choices:
         return [Family(shape, only.many) for shape in shapes]
 
     def only_family(self) -> Family:
-        """The family where there is nothing to choose."""
+        """The family, if there is no choice."""
         options = self.options
         few = options.priors is not None and options.solver == "profile" and self.width > MOST_LENGTHSCALES
         return Family(self.shape, options.lengthscales == "many" or (options.lengthscales == AUTO and not few))
@@ -117,11 +117,11 @@ class Choices:
         options = self.options
         chosen = NoKernel() if family == LINE else family.shape if isinstance(options.kernel, str) else options.kernel
         kernel = make_kernel(chosen, self.columns, priors=options.priors, many=family.many, names=self.names)
-        priors = "default" if self.classes > 2 else options.priors  # weights of each class are always in q
+        priors = "default" if self.classes > 2 else options.priors  # the weights of each class are always part of q
         return kernel, make_mean(options.mean, self.columns, priors=priors)
 
     def line(self, rows: Observations) -> dict[Family, SparseGP]:
-        """The model without a kernel, where it takes part in the average: for two classes."""
+        """The model without a kernel, if the average includes it: only for two classes."""
         if self.classes > 2 or self.options.mean != "linear" or not self.averages(len(rows)):
             return {}
         return {LINE: self.model_of(LINE, rows.inputs[:0], False).to(rows.inputs)}

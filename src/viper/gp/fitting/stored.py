@@ -1,4 +1,4 @@
-"""What a file keeps of the components of a Gaussian process, and what is checked when it is read."""
+"""How a file keeps the components of a Gaussian process, and what is checked when it is read."""
 
 from dataclasses import fields
 from typing import Any
@@ -41,7 +41,7 @@ COMPONENT = Value("a weight, a kernel and whether it has many lengthscales", is_
 
 
 def component_state(components: list[Component]) -> State:
-    """All components but the first, whose model and posterior are those of the estimator; the weights of all."""
+    """All components but the first, which the estimator stores as its own, and the weights of all."""
     if len(components) == 1:
         return State({}, {})
     tensors: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ def component_state(components: list[Component]) -> State:
 def read_components(
     state: State, first: Component, choices: Choices, jitter: float, sizes: dict[str, int]
 ) -> list[Component]:
-    """All components of a file, of which the first is known but for its weight."""
+    """All components of a file; of the first, only the weight is read here."""
     found = [first]
     stored = state.metadata.get("components", [])
     numbers_of = {name.split(".")[1] for name in state.tensors if name.startswith("component.")}
@@ -67,7 +67,7 @@ def read_components(
         posterior_part = part.part("posterior")
         layouts = {name: Layout(x.dtype, tuple(x.shape), 0, 0) for name, x in posterior_part.items()}
         if shape is not type(first.posterior):
-            raise StorageError(f"all components must be of one kind; got {shape.__name__} besides the first.")
+            raise StorageError(f"all components must be of one kind; got {shape.__name__} after the first.")
         check_layouts(POSTERIOR_FIELDS[shape], layouts, dict(sizes))
         check_tensors(POSTERIOR_FIELDS[shape], posterior_part)
         posterior = shape(**posterior_part)

@@ -1,4 +1,4 @@
-"""Gaussian processes of two classes: the fit, its updates, and what it says about rows."""
+"""Gaussian processes of two classes: the fit, its updates, and its predictions."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -144,7 +144,7 @@ class TwoClasses(Case):
         components: list[Component] = []
         with closing(Progress(options.verbose, None, source.rows)) as progress, pass_threads(options.n_jobs):
             source.observe(progress.rows_done)
-            for component in reversed(known.components):  # the fitted model is the first, and stays
+            for component in reversed(known.components):  # the fitted model comes last; its fit is reported
                 model = with_more_points(component.model, component.posterior, rows, new.rows / len(rows))
                 sizes = len(component.model.inducing), len(model.inducing)
                 start = with_more_values(component.posterior, *sizes).as_prior()

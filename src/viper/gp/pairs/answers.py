@@ -2,12 +2,13 @@
 
 A choice of c among k items by the softmax of utilities, p_j = e^{f_j}/Σ e^{f_i}, is k - 1 pairs (c, j) with the weights
 
-    w_j = E p_j / E s(f_j - f_c),      without uncertainty p_c + p_j,
+    w_j = E p_j / E s(f_j - f_c),
 
-the chance that the choice falls on one of the two. With them the slope of the pairs in the means of f is that of the
-choice, because d/df Σ_j w_j E log s(f_c - f_j) = Σ_j w_j E s(f_j - f_c) (e_c - e_j) = e_c - E p, and their expected
-curvature is too: w_j p_c p_j / (p_c + p_j)² on average over choices is p_c p_j. Weights depend on f. They begin at 2/k,
-that of equal utilities, and each fit gives those of the next; means of the third are within 0.02 sd of where this ends.
+which without uncertainty is p_c + p_j, the chance that the choice falls on one of the two. The gradient in the means of
+f is then that of the choice, because d/df Σ_j w_j E log s(f_c - f_j) = Σ_j w_j E s(f_j - f_c) (e_c - e_j) = e_c - E p.
+The expected curvature is too: averaged over choices, w_j p_c p_j / (p_c + p_j)² is p_c p_j. Because weights depend on
+f, fits are repeated: weights start at 2/k, as for equal utilities, and each fit gives those of the next. After the
+third, means are within 0.02 sd of their limit.
 """
 
 import math
@@ -21,13 +22,13 @@ from viper.data.checks import rectangular
 from viper.errors import shown
 from viper.gp.joint import joint_draws, sobol_uniforms
 
-FITS = 3  # of choices among more than two
+FITS = 3  # number of fits, if there are choices among more than two
 CHOICE_DRAWS = 512
 CHOICES_AT_ONCE = 1_024
 
 
 class Answers(NamedTuple):
-    """Numbers of items, answer by answer with the preferred one first, and how many each answer has."""
+    """Item numbers, answer by answer with the preferred item first, and the number of items in each answer."""
 
     items: np.ndarray
     sizes: np.ndarray
@@ -39,25 +40,25 @@ class Answers(NamedTuple):
 
     @property
     def pairs(self) -> np.ndarray:
-        """The preferred item of each answer with each of its others."""
+        """The preferred item of each answer, paired with each of the others."""
         return np.stack([self.per_pair(self.items[self.starts]), np.delete(self.items, self.starts)], 1)
 
     @property
     def largest(self) -> int:
-        """Items of the largest answer."""
+        """The number of items in the largest answer."""
         return int(self.sizes.max())
 
     def per_pair(self, of_answers: np.ndarray) -> np.ndarray:
-        """What belongs to answers, for each of their pairs."""
+        """Repeat a value of each answer for each of its pairs."""
         return np.repeat(of_answers, self.sizes - 1)
 
     @property
     def first_weights(self) -> np.ndarray:
-        """w of every pair where utilities are equal."""
+        """w of every pair if utilities are equal."""
         return self.per_pair(2.0 / self.sizes)
 
     def weights(self, process: Any, X: np.ndarray) -> np.ndarray:
-        """w of every pair, where `process` is the posterior of f at items."""
+        """w of every pair under the posterior `process` of f at items."""
         found = np.ones(int((self.sizes - 1).sum()))
         for k in np.unique(self.sizes[self.sizes > 2]):
             of_size = np.flatnonzero(self.sizes == k)
@@ -68,7 +69,7 @@ class Answers(NamedTuple):
 
 
 def choice_weights(process: Any, items: np.ndarray) -> np.ndarray:
-    """E p_j / E s(f_j - f_c) of the others in choices among k items, m × k × p, the chosen one first: m × (k - 1)."""
+    """E p_j / E s(f_j - f_c) for choices among k items (m × k × p, the chosen one first), as m × (k - 1)."""
     m, k, columns = items.shape
     with torch.no_grad():
         rows = process.rows(torch.from_numpy(items.reshape(m * k, columns)))
@@ -79,10 +80,10 @@ def choice_weights(process: Any, items: np.ndarray) -> np.ndarray:
 
 
 def read_answers(given: Any, items: int) -> Answers:
-    """Answers as numbers of items, checked."""
+    """Check answers, and return them as item numbers."""
     numbers, sizes = answer_lists(given)
     if not len(sizes):
-        raise ValueError("pairs must be at least one; got none. Compare two items.")
+        raise ValueError("the number of pairs must be at least one; got none. Compare two items.")
     if odd := [x for x in numbers.tolist() if not is_row_number(x)]:
         raise ValueError(f"pairs must be numbers of rows of X; got {shown(odd[0])}. Count items from 0.")
     numbers, answer = numbers.astype(float), np.repeat(np.arange(len(sizes)), sizes)
@@ -103,7 +104,7 @@ def read_answers(given: Any, items: int) -> Answers:
 
 
 def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of items answer by answer, and how many each answer has: equally many in an array, or as in lists."""
+    """Item numbers answer by answer, and the number of items in each answer, from an array or from lists."""
     if isinstance(given, list | tuple) and len({np.shape(one)[:1] for one in given if np.ndim(one) == 1}) > 1:
         for k, one in enumerate(given):
             if np.ndim(one) != 1 or len(one) < 2:

@@ -45,7 +45,7 @@ PREFERENCE_FIELDS = Fields(
 
 
 class ItemRows(NamedTuple):
-    """Items as each component sees them, and the mean of f and its differences between components."""
+    """Items as inputs of each component, the mean of f, and its differences between components."""
 
     parts: list[LatentRows]
     mean: Tensor
@@ -53,7 +53,7 @@ class ItemRows(NamedTuple):
 
 
 class ItemProcess:
-    """f at items together, differentiable in the items: mean and covariance of the mixture over hyperparameters."""
+    """Joint mean and covariance of f at items, averaged over hyperparameters and differentiable in the items."""
 
     def __init__(self, process: PairProcess) -> None:
         components: list[Component] = process.components_
@@ -68,25 +68,25 @@ class ItemProcess:
         return ItemRows(found, mean, ((thetas - mean) * self.weights.sqrt()[:, None]).T)
 
     def between(self, u: ItemRows, v: ItemRows) -> Tensor:
-        """Covariances of items with others: n × m."""
+        """Covariances between two sets of items: n × m."""
         inside = torch.stack([part.between(a, b) for part, a, b in zip(self.parts, u.parts, v.parts, strict=True)])
         return torch.einsum("k,kij->ij", self.weights, inside) + u.between @ v.between.T
 
     def among(self, rows: ItemRows, q: int) -> Tensor:
-        """Covariances of each q items that follow each other: n/q × q × q."""
+        """Covariances within each run of q consecutive items: n/q × q × q."""
         inside = torch.stack([part.among(a, q) for part, a in zip(self.parts, rows.parts, strict=True)])
         D = rows.between.reshape(-1, q, len(self.parts))
         return torch.einsum("k,kbij->bij", self.weights, inside) + D @ D.mT
 
 
 class VariationalPreferenceGP(BaseEstimator):
-    """A Gaussian process of utilities, from pairs of items of which one was preferred.
+    """A Gaussian process of utilities, learned from which item of a pair was preferred.
 
     P(x is preferred to x') = s(f(x) - f(x')), where f is a Gaussian process. The posterior maximises the exact ELBO:
     differences of f are the log-odds of `VariationalGPClassifier`, with its priors, search and average over
     hyperparameters. With ties, P(tie) = s(t - d) s(t + d) (1 - e^{-2t}) for the difference d and a threshold t that is
-    learned. Choices among several follow the softmax of f, by weighted pairs. Utilities are in log-odds, and only their
-    differences are known from answers: f has the prior mean 0.
+    learned. Choices among several follow the softmax of f, approximated by weighted pairs. Utilities are in log-odds.
+    Answers identify only their differences: f has the prior mean 0.
 
     Parameters
     ----------
@@ -102,14 +102,14 @@ class VariationalPreferenceGP(BaseEstimator):
     ----------
     process_ : the fitted Gaussian process of differences, whose rows are pairs
     elbo_ : float
-        The exact ELBO; of the weighted pairs, if there are choices among several.
+        The exact ELBO; with choices among several, that of the weighted pairs.
     threshold_ : float or None
         t of ties, in log-odds; None without ties.
     outcomes_ : tuple of str
         What the columns of `predict_proba` stand for.
     n_features_in_, feature_names_in_
     n_items_, n_pairs_ : int
-        Items that were compared, and pairs.
+        Numbers of compared items and of pairs.
 
     Examples
     --------
@@ -164,10 +164,10 @@ class VariationalPreferenceGP(BaseEstimator):
         X : array or DataFrame (n, p)
             Items.
         pairs : array of int (m, 2), or (m, k), or list of lists
-            For each answer the row of the item that was preferred, then that of the other; or, if it was chosen among
-            k, those of all others.
+            For each answer, the row number of the preferred item, then that of the other item, or those of all others
+            for a choice among k.
         ties : array of bool (m,), optional
-            Which answers are ties, in whose pairs the order does not matter. If given, even without any, the model has
+            Which answers are ties; the order of their items does not matter. If given, even as all False, the model has
             a threshold for ties.
         sample_weight : array (m,), optional
             A weight of k counts an answer k times.
@@ -191,7 +191,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return self
 
     def _fit_answers(self, X: np.ndarray, answers: Answers, tied: np.ndarray | None, weight: Tensor | None) -> None:
-        """Fit to pairs; to choices among more than two several times, with weights by the fit before."""
+        """Fit to pairs; with choices among more than two, several times, each with weights from the fit before."""
         first, second = answers.pairs.T
         for k in range(FITS if answers.largest > 2 else 1):
             own = weight
@@ -253,7 +253,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return process.predict_interval(process.rows_of(a, b), level)
 
     def predict_information(self, A: Any, B: Any) -> np.ndarray:
-        """What the answer for each pair would tell about f(a) - f(b), in nats; with ties, if none were allowed."""
+        """Expected information of an answer about f(a) - f(b), in nats; in a model with ties, of one without a tie."""
         mean, covariance = self._pair_moments(*self._pairs(A, B)[1:])
         return answer_information(*difference(mean, covariance)).numpy()
 
@@ -284,7 +284,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return mean + (generator.standard_normal((n, len(mean))) * np.sqrt(values.clip(min=0.0))) @ vectors.T
 
     def score(self, A: Any, B: Any, answers: Any = None) -> float:
-        """Mean log probability of answers, as numbers of columns of `predict_proba`; by default A was preferred."""
+        """Mean log probability of answers, given as column numbers of `predict_proba`; by default A is preferred."""
         p = self.predict_proba(A, B)
         column = np.zeros(len(p), dtype=int) if answers is None else checks.rectangular(answers, "answers")
         if column.shape != (len(p),) or not np.isin(column, np.arange(p.shape[1])).all():
@@ -303,7 +303,7 @@ class VariationalPreferenceGP(BaseEstimator):
         return self.process_, a, b
 
     def _process(self) -> ItemProcess:
-        """f at any items together, differentiable in the items."""
+        """The joint distribution of f at any items, differentiable in the items."""
         return ItemProcess(self.process_)
 
     def _pair_moments(self, a: np.ndarray, b: np.ndarray) -> tuple[Tensor, Tensor]:

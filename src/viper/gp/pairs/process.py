@@ -1,13 +1,13 @@
 """A Gaussian process f of items, fitted to differences of f as the log-odds of a classifier.
 
-A row is a pair (x, x') with f(x) - f(x') as its log-odds, by the kernel of differences (`PairKernel`). Inducing values
-are differences too, so that solver, search and average over hyperparameters are those of `VariationalGPClassifier`.
+A row is a pair (x, x') with log-odds f(x) - f(x'), whose kernel is `PairKernel`. Inducing values are differences too,
+so solver, search and average over hyperparameters are those of `VariationalGPClassifier`.
 
 Ties have a threshold t > 0. With d = f(x) - f(x'),
 
     P(x wins) = s(d - t),      P(x' wins) = s(-d - t),      P(tie) = s(t - d) s(t + d) (1 - e^{-2t}),
 
-which add up to one. A pair that one item won is a row with the offset ±t, a tie is two of them and a constant; the sign
+which add up to one. A pair with a winner is a row with the offset ±t; a tie is two such rows and a constant. The sign
 of the offset is the last column of a row.
 """
 
@@ -31,9 +31,10 @@ CLASSES = np.array([False, True])
 
 
 class PairRows:
-    """Pairs of items, better one first, as rows with labels: (x, x'[, σ]) in an order that does not depend on who won.
+    """Pairs of items, given with the better one first, as labelled rows (x, x'[, σ]).
 
-    The order of the two items is that of their features, so that the fit is the same however items are numbered.
+    In a row, the two items are in the order of their features. It does not depend on which one won, nor the fit on how
+    items are numbered.
     """
 
     def __init__(self, first: np.ndarray, second: np.ndarray, tied: np.ndarray | None, weight: Tensor | None) -> None:
@@ -64,7 +65,7 @@ class PairRows:
 
 
 def precedes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether each row of a comes before that of b, by the first column in which they differ."""
+    """Whether each row of a comes before the same row of b, by the first column in which they differ."""
     differs = a != b
     column = differs.argmax(1)
     at = np.arange(len(a))
@@ -83,7 +84,7 @@ class PairChoices(Choices):
         return bool(self.columns % 2)
 
     def scaler(self, rows: Observations) -> Scaler:
-        """By the items that were compared, and the same for both of a pair."""
+        """Standardise by the compared items, in the same way for both items of a pair."""
         items = torch.cat(pair_items(rows.inputs, self.width)).unique(dim=0)
         of = Scaler.fit(Observations(items, torch.zeros(len(items))), self.options.standardize)
         more = [0.0] * self.tied
@@ -123,7 +124,7 @@ class PairProcess(VariationalGPClassifier):
         self.classes_, self._own_prior = CLASSES, None
         self.n_features_in_, self._tie_weight = rows.arrays.features.shape[1], rows.tie_weight or 0.0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WeightWarning)  # it advises `robust`, which pairs have not
+            warnings.simplefilter("ignore", WeightWarning)  # it advises `robust`, which pairs do not have
             source = self._weighted_rows(rows.arrays)
         self._fit(source.in_memory(), None, random)
         self._raw_rows = source
@@ -134,5 +135,5 @@ class PairProcess(VariationalGPClassifier):
         return float(tie_constant(self._tie_weight, self.model_.mean.tie.detach())) if self.tied_ else 0.0
 
     def rows_of(self, first: np.ndarray, second: np.ndarray, sign: float = -1.0) -> np.ndarray:
-        """Pairs as rows to predict."""
+        """Pairs as rows for prediction."""
         return np.column_stack([first, second, *([np.full(len(first), sign)] if self.tied_ else [])])
