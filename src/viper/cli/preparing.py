@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,9 +234,9 @@ def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> No
     """Raise FileError, with a suggestion, if the column that an option names does not exist."""
     if name in frame.columns:
         return
-    parts = name.split(",")
+    parts = [part.strip() for part in name.split(",")]
     if option != "--target" and len(parts) > 1 and set(parts) <= set(frame.columns):
-        hint = f"Repeat the option for each column: {' '.join(f'{option} {part}' for part in parts)}."
+        hint = f"Repeat the option for each column: {' '.join(f'{option} {shlex.quote(part)}' for part in parts)}."
     else:
         hint = instead(name, frame.columns)
     raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
@@ -312,6 +313,11 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     text = (*text_inputs(model), *as_text)
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
+    if target is None and name not in frame.columns:
+        raise FileError(
+            f"the table must have the target of the model, to compare predictions with; got no {name!r}. Pass --target "
+            "if its column has another name."
+        )
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
         frame = with_days(frame, model.formula_.parsed.dates)
