@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from viper.formula.learn import Learned
 
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
+MOST_ALIKE_SHOWN = 3  # groups of levels that differ in capitals only, in a note
 MOST_CLASSES = 20  # of a target, or so many per row:
 MOST_CLASS_SHARE = 0.05
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
@@ -204,12 +205,24 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
         if trimmed is not column and (name != target or column.nunique() > trimmed.nunique()):
             cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
             notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")
+        if alike := spelled_alike(trimmed):
+            which = ", ".join(" and ".join(map(repr, group)) for group in alike[:MOST_ALIKE_SHOWN])
+            more = f" and {len(alike) - MOST_ALIKE_SHOWN} more" if len(alike) > MOST_ALIKE_SHOWN else ""
+            notes.append(f"column {name!r} tells {which}{more} apart; spell them alike if they mean the same.")
         if name != target and name not in named and numbers_rows(column):
             notes.append(
                 f"column {name!r} has a different whole number in every row; "
                 f"pass --drop {name!r} if it only tells rows apart."
             )
     return notes
+
+
+def spelled_alike(column: "pandas.Series[Any]") -> list[list[str]]:
+    """Return the levels of a column of text that differ in capitals only, as groups in order."""
+    groups: dict[str, list[str]] = {}
+    for level in sorted({*column.dropna()}, key=str) if is_text(column) else ():
+        groups.setdefault(str(level).casefold(), []).append(str(level))
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def check_named_columns(
