@@ -62,9 +62,11 @@ def test_capitals_make_levels_and_are_noted(command):
     shouted.to_csv("t.csv", index=False)
     code, _, err = command("fit", "t.csv", "-t", "y", "--drop", "when", "--cv", "0", "-o", "m.viper")
     assert code == 0, err
-    said = notes(err)
-    assert "column 'ward' tells 'EAST' and 'east', 'WEST' and 'west' apart; spell them alike if they mean the same." in said
-    assert "column 'y' tells 'No' and 'no', 'Yes' and 'yes' apart; spell them alike if they mean the same." in said
+    for groups in (
+        "column 'ward' tells 'EAST' and 'east', 'WEST' and 'west'",
+        "column 'y' tells 'No' and 'no', 'Yes' and 'yes'",
+    ):
+        assert f"{groups} apart; spell them alike if they mean the same." in notes(err)
     FRAME.to_csv("tidy.csv", index=False)
     assert "apart" not in command("fit", "tidy.csv", "-t", "y", "--drop", "when", "--cv", "0")[2]
 

@@ -356,6 +356,7 @@ REFUSED = {
     "sum without end": ("y ~ age +", "must be followed by a term"),
     "number as term": ("y ~ 2 * age", "must be terms joined by"),
     "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
+    "table before formula": (FRAME, "a formula must be text; got DataFrame."),
     "open backtick": ("y ~ `age", "got '`age'"),
     "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10,000 terms"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),

@@ -356,7 +356,8 @@ class Translation:
         if function not in FUNCTIONS:
             if (column := called_column(function, inside, self.columns)) is not None:
                 raise FormulaError(
-                    f"names of columns with brackets must be in `backticks`; got {column}. Write {quote_column(column)}."
+                    f"names of columns with brackets must be in `backticks`; got {column}. Write "
+                    f"{quote_column(column)}."
                 )
             raise FormulaError(
                 f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute that column "
@@ -422,8 +423,8 @@ def check_powers(formula: str) -> None:
         elif token in (("sign", "^"), ("sign", "**")) and not calls[-1] and tokens[i - 1][0] in ("word", "quoted"):
             name = spell_token(tokens[i - 1])
             raise FormulaError(
-                f"a power outside of I() must be of a sum, whose interactions it means; got {name}{token[1]}…, which is "
-                f"{name} itself. Write I({name}**2), or poly({name}, 2)."
+                f"a power outside of I() must be of a sum, whose interactions it means; got {name}{token[1]}…, which "
+                f"is {name} itself. Write I({name}**2), or poly({name}, 2)."
             )
 
 
