@@ -7,7 +7,7 @@ from typer.core import TyperCommand, TyperGroup
 
 LINES_OF_HELP = {"max_content_width": 100}  # columns, as longer lines are hard to read
 NAMES_WIDTH = 26  # columns for the names of options; longer ones have a line of their own
-KINDS = {  # of values, by typer's names for their types
+VALUE_WORDS = {  # of values, by typer's names for their types
     "str": "text",
     "list[str]": "text",
     "int": "integer",
@@ -32,7 +32,7 @@ def first_sentence(text: str) -> str:
 
 def with_plain_kinds(names: str) -> str:
     """Write what an option takes as `<text>` or `<integer>`, not as Python's types."""
-    return re.sub("<([^<>]+)>", lambda found: f"<{KINDS.get(found[1], found[1])}>", names)
+    return re.sub("<([^<>]+)>", lambda found: f"<{VALUE_WORDS.get(found[1], found[1])}>", names)
 
 
 class HelpfulCommand(TyperCommand):

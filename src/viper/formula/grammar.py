@@ -354,10 +354,9 @@ class Translation:
         if function == "C":
             return self.category(inside)
         if function not in FUNCTIONS:
-            if (column := called_column(function, inside, self.columns)) is not None:
+            if (meant := called_column(function, inside, self.columns)) is not None:
                 raise FormulaError(
-                    f"names of columns with brackets must be in `backticks`; got {column}. Write "
-                    f"{quote_column(column)}."
+                    f"names of columns with brackets must be in `backticks`; got {meant}. Write {quote_column(meant)}."
                 )
             raise FormulaError(
                 f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute that column "
