@@ -37,6 +37,7 @@ MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
 ALL_LOST = 1e13  # and three
 MOST_CANCELLED = 1e3  # in a pivot of A D² Aᵀ, from which Q is still orthonormal to 1e-12
 LARGEST_ERROR = 1e-3  # of log-odds, relative to their size
+LARGEST_OBJECTIVE = 1.0  # nats: F cannot be positive, unless rounding makes it so
 LARGEST_ROTATED = 1 << 26  # entries (512 MB) of a design that is copied to keep more
 SPAN_FACTOR = 3.0  # operations of a pass over n rows in their span, in n³, relative to those in d³
 MATRICES, COPIES = (
@@ -351,7 +352,7 @@ def run_solver(
             result = maximise_low_rank(problem, start, **settings)
         else:
             result = newton(problem, start, **settings)
-    if not math.isfinite(result.objective):
+    if not -math.inf < result.objective < LARGEST_OBJECTIVE:
         raise NotFinite
     if warn:
         warn_of_early_stop(source, prior, result)
