@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-
 from test_solver import peak_megabytes
 
 from viper.inference.classes.ascent import StarCoordinates

@@ -212,6 +212,10 @@ class BlockReader:
             y, weight = (y, weight) if self.labels else (None, None)
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
+    @property
+    def without_rows(self) -> str:
+        return "the source must have at least one row; got none. Let a function start over in each call."
+
     def keep(self) -> None:
         """Nothing is known of what a function does."""
 
@@ -313,6 +317,10 @@ class MemoryMap:
         parts = {"y": self.y, "sample_weight": self.weight, "offset": self.offset}
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
         return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
+
+    @property
+    def without_rows(self) -> str:
+        return f"X must have at least one row; got shape {self.X.shape}."
 
     def keep(self) -> None:
         """The rows lie in a map already."""

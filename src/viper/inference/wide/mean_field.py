@@ -122,8 +122,8 @@ def climb_mean_field(
         at = found
         if report is not None:
             report(at.value, rho, gain)
-    rest = at.total.magnitude, flattest
-    return MeanField(at.q, at.value, left, left < enough, passes, *rest, outgrown=outgrown)
+    magnitude = at.total.magnitude
+    return MeanField(at.q, at.value, left, left < enough, passes, magnitude, flattest, outgrown=outgrown)
 
 
 def half_square(vector: Tensor) -> float:

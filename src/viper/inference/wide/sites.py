@@ -175,7 +175,7 @@ def climb_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed
     with np.errstate(all="ignore"):
         try:
             return ascend_by_sites(problem, report)
-        except (ArithmeticError, torch.linalg.LinAlgError):  # the latter from a prior in coordinates of q
+        except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined] # of a prior in q's coordinates
             return None
 
 
