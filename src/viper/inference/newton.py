@@ -137,8 +137,8 @@ def newton_by_products(
     if not found.close:
         given_up = len(history) >= max_iter or found.passes > MOST_READINGS
         result.converged = not given_up and found.left < least_move(found.magnitude)
-        result.status = f"not converged in {len(history)} iterations" if given_up else ended_at(result.converged)
-        result.status = OUTGROWN if found.outgrown else result.status
+        status = f"not converged in {len(history)} iterations" if given_up else ended_at(result.converged)
+        result.status = OUTGROWN if found.outgrown else status
     return result
 
 
