@@ -118,6 +118,18 @@ def test_endings_that_are_not_known(tmp_path):
     assert_fits(path)
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_files_with_column_names_only(count, tmp_path):
+    """The advice was for functions."""
+    for i in range(count):
+        (tmp_path / f"{i}.csv").write_text("dose,ill\n")
+    named = r"0\.csv" if count == 1 else r"0\.csv and 4 more"
+    with pytest.raises(
+        ValueError, match=rf"files must have at least one row; got only column names in .*{named}\. Name"
+    ):
+        viper.VariationalLogisticRegression().fit(viper.Files(f"{tmp_path}/*.csv", target="ill"))
+
+
 def test_only_files_of_a_known_kind_in_a_folder(tmp_path):
     ROWS.to_csv(tmp_path / "rows.csv", index=False)
     for name in ("rows.csv.bak", "notes.txt", ".rows.csv", "rows.csv.crc"):

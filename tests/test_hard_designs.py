@@ -1,6 +1,7 @@
 """Designs on which solvers fail: the answer is the optimum, or a clear line; a change of units changes nothing."""
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from hostile.designs import Design, designs, distance, judge, labels, moments
 
 from viper import VariationalGPClassifier, VariationalLogisticRegression
 from viper.data.scaling import column_moments
+from viper.errors import ConvergenceWarning, NotFinite
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -125,3 +127,38 @@ def test_moments_of_columns_are_those_of_numpy():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_allclose(column_moments(X * 1e300, weight)[1], sd * 1e300, rtol=1e-9)  # 1e300 is rounded
+
+
+def separable(n, p, seed=0):
+    """Rows of standard normal columns that some plane separates by class."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p))
+    return X, X @ rng.standard_normal(p) > 0
+
+
+@pytest.mark.parametrize(("shape", "family", "most"), [((60, 90), "diagonal", 500), ((40, 130), "full", 300)])
+def test_separated_classes_in_huge_columns_end_soon(shape, family, most):
+    """Under such a prior log-odds grow to 1e12, where F has no digits; the fits went on for 1,159 and 430 passes."""
+    X, y = separable(*shape)
+    with pytest.warns(ConvergenceWarning, match="log-odds grew beyond .* Columns reach .*: standardise the features"):
+        model = VariationalLogisticRegression(covariance=family).fit(1e12 * X, y)
+    assert not model.converged_
+    assert model.passes_ < most
+    assert model.elbo_ < 0.0
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (200, 150), (100, 90)])
+@pytest.mark.parametrize("size", [1e18, 1e30])
+def test_rounding_never_makes_an_elbo_positive(shape, size):
+    """It once was 2.9e17, beside a warning."""
+    X, y = separable(*shape)
+    with warnings.catch_warnings(), suppress(NotFinite):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert VariationalLogisticRegression().fit(size * X, y).elbo_ < 0.0
+
+
+def test_one_huge_column_among_many():
+    """A prior in the coordinates of q was not positive definite there, which ended in an error of LAPACK's."""
+    X, y = separable(300, 300)
+    X[:, 0] *= 1e30
+    assert VariationalLogisticRegression().fit(X, y).converged_

@@ -62,6 +62,14 @@ def test_moments_and_posterior_are_those_of_the_precision():
     torch.testing.assert_close(prior.precision, 0.5 * torch.linalg.inv(exact), rtol=1e-10, atol=1e-12)
 
 
+def test_loadings_so_large_that_products_lose_digits():
+    """I + WᵀW of two equal columns of 1e9 is singular in double precision; log |Λ| and Σ are known to seven digits."""
+    column = torch.full((6, 1), 1e9, dtype=torch.float64)
+    q = LowRankGaussian(torch.zeros(6).double(), torch.ones(6).double(), loadings=torch.cat([column, column], 1))
+    assert q.log_determinant == pytest.approx(np.log(1.0 + 2.0 * 6.0 * 1e18), rel=1e-6)
+    torch.testing.assert_close(q.factor, torch.full((6,), 5.0 / 6.0).double(), rtol=1e-6, atol=0)
+
+
 def test_the_objective_is_that_of_the_full_family_at_the_same_gaussian():
     """F, and KL to a prior that itself has loadings, against dense matrices."""
     X, y = rows(60, 7)

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from test_solver import peak_megabytes
 
 from viper.inference.classes.ascent import StarCoordinates
 from viper.inference.classes.problem import ClassProblem
 from viper.inference.classes.solver import StarRun, fit_star, newton_step, solve_by_products
-from viper.inference.classes.star import Star, centred_classes, solve_precisions, star_divergence, star_prior, tied
+from viper.inference.classes.star import (
+    Star,
+    StarPrior,
+    centred_classes,
+    solve_precisions,
+    star_divergence,
+    star_prior,
+    tied,
+)
 from viper.inference.classes.sums import EXACT_CLASSES
 from viper.inference.newton import newton
 from viper.inference.problem import Prior, Problem
@@ -285,3 +294,32 @@ def test_separated_classes_under_a_wide_prior(diagonal):
 
     slope = coordinates.gradient(x, problem, *value(0.0)) @ v
     assert slope == pytest.approx((value(1e-4)[1].objective - value(-1e-4)[1].objective) / 2e-4, rel=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("several", [(), (5,), (2, 3)])
+def test_the_prior_times_many_vectors(shared, several):
+    """Against the precision of the contrasts as one matrix."""
+    rng, K, d = np.random.default_rng(1), 4, 3
+    root = torch.tensor(rng.normal(size=(1 if shared else K, d, d)))
+    Q = root @ root.mT + torch.eye(d).double()
+    whole, total = torch.block_diag(*Q.expand(K, d, d)), Q.expand(K, d, d).sum(0)
+    beside = whole.reshape(K * d, K, d).sum(1)  # Q_k, one below the other
+    whole = whole - beside @ torch.linalg.solve(total, beside.T)
+    vectors = torch.tensor(rng.normal(size=(*several, K, d)))
+    found = StarPrior(torch.zeros(K, d).double(), Q).times(vectors)
+    torch.testing.assert_close(found.flatten(-2), vectors.flatten(-2) @ whole, rtol=1e-12, atol=1e-12)
+
+
+def test_densities_of_many_draws_need_no_matrix_for_each():
+    """4,000 draws of 5 classes and 60 coefficients are 10 MB; a matrix for each draw and class would be 576 MB."""
+    _, own = peak_megabytes("""
+from viper.inference.classes.posterior import star_log_density
+from viper.inference.classes.star import StarPrior
+Q = torch.eye(60).double().expand(5, 60, 60).clone()
+draws = torch.from_numpy(generator.standard_normal((4000, 5, 60)))
+start = peak()
+assert star_log_density(StarPrior(torch.zeros(5, 60).double(), Q), draws).isfinite().all()
+print(peak(), peak() - start)
+""")
+    assert own < 100

@@ -13,6 +13,7 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 import viper
+from viper.inference import rows
 from viper.inference.kernels import compiled, library
 from viper.inference.kernels.compiled import compiled_sums
 from viper.inference.rows import Arrays, Block, Dense, LongRowFunction
@@ -111,6 +112,24 @@ def test_the_sums_are_those_of_the_formulas(monkeypatch):
 
 
 @built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_rows_are_fetched_by_several_threads(monkeypatch, dtype):
+    """Rows that lie one after the other in memory; others are fetched by one."""
+    monkeypatch.setattr(rows, "ENTRIES_OF_THREAD", 50)
+    calls, take = [], np.take
+    monkeypatch.setattr(rows.np, "take", lambda *given: (calls.append(len(given[1])), take(*given)))
+    X = torch.from_numpy(np.random.default_rng(0).standard_normal((300, 5))).to(dtype)
+    index = rows.scattered(300, 100, np.random.default_rng(1))
+    before = PASS_THREADS.set(3)
+    try:
+        for given, shares in ((X, [34, 33, 33]), (X.T.contiguous().T, []), (torch.cat([X, X], 1)[:, :5], [])):
+            assert torch.equal(Arrays(given, X[:, 0]).take(index).features, X[index])
+            assert sorted(calls, reverse=True) == shares
+            calls.clear()
+    finally:
+        PASS_THREADS.reset(before)
+
+
 def test_one_row_beyond_the_reach_does_not_spoil_the_others(monkeypatch):
     """Its block is summed by the plain formulas, the others again by the compiled pass."""
     arrays = made_arrays(40_000, 3, everything=False)

@@ -579,9 +579,7 @@ def batch_vector(batch: Any, name: str) -> np.ndarray:
 
 
 def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """The same rows with Python's numbers as those of an array, and with dates, which nobody takes for text, as
-    timestamps.
-    """
+    """Return the frame with Python numbers stored as NumPy numbers, and dates as timestamps."""
     from pandas.api.types import infer_dtype
 
     odd = [name for name, kind in frame.dtypes.items() if str(kind).startswith(("object", "decimal", "date32"))]
@@ -592,7 +590,7 @@ def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 def plain_numbers(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """Python's numbers as 64-bit integers if they are that, or as floats, of which one too large is infinite."""
+    """Return Python numbers as 64-bit integers if possible, otherwise as floats; numbers too large become infinite."""
     import pandas
     from pandas.api.types import infer_dtype
 

@@ -53,7 +53,7 @@ DATED = re.compile("(?i)date|time|duration")  # types of columns; scikit-learn w
 
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
-    """Raise for what is not there yet, or NumPy would turn into other numbers: masked entries, records, and dates."""
+    """Raise for plans not computed yet, and for masked entries, records and dates, whose values would change."""
     kind: Any = getattr(x, "dtype", None)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
@@ -212,8 +212,12 @@ class BlockReader:
             y, weight = (y, weight) if self.labels else (None, None)
             yield as_chunk(X, y, weight=weight, offset=offset, number=number, width=self.width)
 
+    @property
+    def without_rows(self) -> str:
+        return "the source must have at least one row; got none. Let a function start over in each call."
+
     def keep(self) -> None:
-        """Nothing is known of what a function does."""
+        """Return None: what a function yields may be too large to keep, or cheap to make again."""
 
     def check_unchanged(self) -> None:
         """Do nothing: only the rows themselves can tell."""
@@ -251,7 +255,7 @@ def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: in
 
 
 def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
-    """Return an array with one entry per row, or None. y and offset may have columns, numbers be one for all."""
+    """Return an array with one entry per row, or None. y and offset may have columns; a single number is repeated."""
     if x is None:
         return None
     refuse_odd_array(x, name, here)
@@ -314,8 +318,12 @@ class MemoryMap:
         y, weight, offset = (one_per_row(x, name, self.X.shape[:1]) for name, x in parts.items())
         return MemoryMap(self.X, y, weight=weight, offset=offset, stamp=stamp_of_map(self.X))
 
+    @property
+    def without_rows(self) -> str:
+        return f"X must have at least one row; got shape {self.X.shape}."
+
     def keep(self) -> None:
-        """The rows lie in a map already."""
+        """Return None: the rows are mapped, so reading them again is fast."""
 
     def check_unchanged(self) -> None:
         if self.stamp != stamp_of_map(self.X):

@@ -81,7 +81,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
 
 
 def learns_columns(estimator: Any, columns: int, reset: bool) -> bool:
-    """Learn the number of columns that have no names, or compare it. Return whether that is all that is to be done."""
+    """Learn or compare the number of columns. Return whether that was enough; otherwise names are to be checked."""
     if hasattr(estimator, "feature_names_in_"):
         return False
     if reset:

@@ -112,6 +112,12 @@ class FileReader:
     def targets(self) -> list[str]:
         return [name for part, name in self.others.items() if part.startswith("target") and name is not None]
 
+    @property
+    def without_rows(self) -> str:
+        first, *more = self.files
+        others = f" and {len(more)} more" if more else ""
+        return f"files must have at least one row; got only column names in {first.path}{others}. Name files with rows."
+
     def keep(self) -> KeptRows | None:
         others = len(self.targets) + 8 * sum(self.others[name] is not None for name in ("weight", "offset"))
         row_bytes, counts = self.width * self.dtype.itemsize + others, [file.count for file in self.files]

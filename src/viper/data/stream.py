@@ -62,6 +62,10 @@ class Reader(Protocol):
     @property
     def names(self) -> Sequence[str] | None: ...
 
+    @property
+    def without_rows(self) -> str:
+        """The error if there are none."""
+
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
         """Yield all rows from the first, about `rows` at a time; without `features`, X may be left out."""
 
@@ -92,7 +96,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
     """Read the labels of all rows, and features only if they are to be kept or the reader cannot skip them."""
     kept = reader.keep() if format.keep else None
     rows = SCAN_ROWS if kept is None else chunk_rows(reader.width, *format.placed(reader.width))
-    seen = LabelScan(known, format, getattr(reader, "targets", None))
+    seen = LabelScan(known, format, reader)
     with nullcontext() if kept is None else closing(kept):
         for chunk in read_ahead(reader.read(rows, features=kept is not None)):
             seen.add(chunk)
@@ -109,8 +113,8 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
 class LabelScan:
     """What is known of the labels after some rows."""
 
-    def __init__(self, known: Any, format: checks.RowFormat, targets: list[str] | None) -> None:
-        self.known, self.targets, self.labels, self.many = known, targets, format.labels, format.classes != 2
+    def __init__(self, known: Any, format: checks.RowFormat, reader: Reader) -> None:
+        self.known, self.reader, self.labels, self.many = known, reader, format.labels, format.classes != 2
         self.classes: np.ndarray | None = None
         if known is not None:
             self.classes = np.asarray(known) if self.labels else checks.known_classes(known)
@@ -132,13 +136,13 @@ class LabelScan:
         if self.labels is None or y.ndim != 2:
             wanted = "one column" if self.labels is None else "a column for each label"
             raise ValueError(f"y must have {wanted}; got shape {y.shape} from {chunk.place(0)} on.")
-        self.classes = label_names(self.targets, y.shape[1], self.classes)
+        self.classes = label_names(getattr(self.reader, "targets", None), y.shape[1], self.classes)
         ones = as_indicators(y, self.classes, chunk.place)
         self.some, self.not_all, self.labels = self.some | ones.any(0), self.not_all | ~ones.all(0), y.shape[1]
 
     def found(self) -> Scanned:
         if self.classes is None or not self.rows:
-            raise ValueError("the source must have at least one row; got none. Let a function start over in each call.")
+            raise ValueError(self.reader.without_rows)
         if not self.any_weight:
             raise ValueError(checks.ALL_WEIGHTS_ZERO)
         if not self.labels:

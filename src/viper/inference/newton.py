@@ -35,6 +35,7 @@ FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that ha
 FAR = 0.03  # nats: after a move this long, many more will follow
 MANY_STEPS, TOO_MANY_STEPS = 25, 60  # one that still moves far after these, or moves at all, may take hundreds
 LARGEST_ROUNDING = 1e-5  # nats: rounding of F below which a fit that it ends counts as converged
+OUTGROWN = "log-odds grew beyond a hundred million, where rounding hides what a step gains"
 NEAR = 0.1  # allowed distance to the optimum under a tighter prior, in nats
 
 
@@ -87,7 +88,8 @@ def newton(
     generator = generator or np.random.default_rng(0)
     if problem.iterative:
         result = newton_by_products(problem, q, tol, max_iter, generator, report)
-        if result.converged or problem.source.dimension > LARGEST_SOLVED or len(result.history) >= max_iter:
+        ended = result.converged or result.status == OUTGROWN or len(result.history) >= max_iter
+        if ended or problem.source.dimension > LARGEST_SOLVED:
             return result
         problem, q, history, passes = replace(problem, iterative=False), result.q, result.history, result.passes
     elif q is None:
@@ -135,7 +137,8 @@ def newton_by_products(
     if not found.close:
         given_up = len(history) >= max_iter or found.passes > MOST_READINGS
         result.converged = not given_up and found.left < least_move(found.magnitude)
-        result.status = f"not converged in {len(history)} iterations" if given_up else ended(result.converged)
+        status = f"not converged in {len(history)} iterations" if given_up else ended_at(result.converged)
+        result.status = OUTGROWN if found.outgrown else status
     return result
 
 
@@ -144,7 +147,7 @@ def least_move(magnitude: float) -> float:
     return max(SMALL_MOVE, min(ROUNDING_OF_F * magnitude, LARGEST_ROUNDING))
 
 
-def ended(converged: bool) -> str:
+def ended_at(converged: bool) -> str:
     """The status where no step increases F: q is the optimum up to rounding, or the solver is stuck."""
     return "converged to rounding" if converged else "no step improves the objective"
 
@@ -166,6 +169,9 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
     run.move_to(q, q.factor, *problem.evaluate(q, q.factor))
     rho = 1.0
     for count in range(max_iter):
+        if count >= FIRST_STEPS and run.far() and problem.outgrown(run.total.magnitude):
+            run.result.status = OUTGROWN
+            return run.result
         if count == FIRST_STEPS and run.far():
             run.approach()
             rho = 1.0
@@ -271,6 +277,10 @@ class Stage:
         self.record(rho, move)
         return True
 
+    def higher(self, value: float) -> bool:
+        """Return whether F is higher than here and, as it must be, not positive."""
+        return self.result.objective < value <= self.problem.noise(value)
+
     def record(self, rho: float, move: float) -> None:
         self.result.history.append(self.iteration(self.result.objective, rho, move))
         if self.report is not None:
@@ -313,7 +323,7 @@ class Stage:
         if q is None:
             return
         value, total = self.problem.evaluate(q, q.factor)
-        if value > self.result.objective:
+        if self.higher(value):
             self.mixing.forget()
             self.move_to(q, q.factor, value, total)
 
@@ -333,7 +343,7 @@ class Stage:
         self.result.passes += found.passes
         q = found.q
         value, total = problem.evaluate(q, q.factor)
-        if not self.result.objective < value:
+        if not self.higher(value):
             return False
         self.mixing.forget()
         self.move_to(q, q.factor, value, total)
@@ -343,7 +353,7 @@ class Stage:
         """Stop because no step increases F."""
         full, least = self.step(1.0), least_move(self.result.magnitude)
         self.result.converged = full is not None and divergence(self.result.q, full) < least
-        self.result.status = ended(self.result.converged)
+        self.result.status = ended_at(self.result.converged)
 
     def gain(self, new: Gaussian) -> float:
         """Return F(new) - F to second order for a step to the optimum: half of the gradient's linear prediction."""

@@ -30,6 +30,7 @@ SECONDS_PRODUCTS, SECONDS_BESIDES = 5e-10, 1e-4
 SECONDS_READING = 8e-9
 DIRECT_PASSES, DIRECT_FEWER, PRODUCT_PASSES = 9, 4, 45
 MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
+LARGEST_LOG_ODDS = 1e8  # on average over rows; there a sum of 10^4 rows is rounded by 1e-4 nats
 ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes over from another
 
 
@@ -257,6 +258,10 @@ class Problem:
         """Return the noise in F, from rounding and the jumps of a rough formula; smaller differences mean nothing."""
         per_row = 1e-15 * (abs(value) + 1.0) + (0.0 if self.refine else ROUGH_NOISE)
         return per_row * self.source.rows**0.5 * self.scale
+
+    def outgrown(self, magnitude: float) -> bool:
+        """Return whether log-odds are so large, on average, that rounding hides what steps gain."""
+        return magnitude > LARGEST_LOG_ODDS * self.source.rows * self.scale
 
     def measure(self, q: Gaussian, factor: Tensor, bound: Bound | None = None) -> tuple[float, float]:
         """F and the magnitude of its terms at q, without derivatives."""

@@ -73,8 +73,8 @@ def few_threads(in_blas: int) -> Iterator[None]:
     """Use one thread, and this number of them in BLAS.
 
     OpenMP's limit belongs to the thread that sets it, the limit of BLAS to the process. So every context sets both, and
-    the last one to leave restores the limits that the first one found. Where every pool has its number already, nothing
-    is to be done.
+    the last one to leave restores the limits that the first one found. If every pool already has the right number of
+    threads, nothing is changed.
     """
     wanted = {"blas": in_blas, "openmp": 1}
     if not INSIDE and all(pool.num_threads == wanted[pool.user_api] for pool in thread_pools().lib_controllers):

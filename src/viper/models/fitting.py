@@ -37,6 +37,7 @@ MOST_LOST = 1e9  # cancellation after which the covariance keeps seven digits
 ALL_LOST = 1e13  # cancellation after which it keeps three digits
 MOST_CANCELLED = 1e3  # cancellation in a pivot of A D² Aᵀ up to which Q is orthonormal to 1e-12
 LARGEST_ERROR = 1e-3  # relative error of log-odds above which digits count as lost
+LARGEST_OBJECTIVE = 1.0  # nats: F cannot be positive unless rounding makes it so
 LARGEST_ROTATED = 1 << 26  # entries (512 MB) of the largest design that is rotated to keep more digits
 SPAN_FACTOR = 3.0  # a pass over n rows in their span takes 3n³ operations, one in d sparse columns d³
 MATRICES = 12  # square matrices that a fit holds: precisions, factors, curvatures
@@ -350,7 +351,7 @@ def run_solver(
             result = maximise_low_rank(problem, start, **settings)
         else:
             result = newton(problem, start, **settings)
-    if not math.isfinite(result.objective):
+    if not -math.inf < result.objective < LARGEST_OBJECTIVE:
         raise NotFinite
     if warn:
         warn_of_early_stop(source, prior, result)

@@ -36,9 +36,12 @@ def active_client() -> Any:
 
 def threads_of_workers(client: Any) -> dict[str, int]:
     """Return how many threads each worker has."""
-    if client.scheduler is None:  # closed; Dask itself would raise an AttributeError
-        raise connection_error(client, CancelledError())
-    threads: dict[str, int] = client.nthreads()
+    try:
+        threads: dict[str, int] = client.nthreads()
+    except (AttributeError, RuntimeError) as error:  # what a client raises that closes meanwhile
+        if client.status == "running":
+            raise
+        raise connection_error(client, error) from error
     return threads
 
 

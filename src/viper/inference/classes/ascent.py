@@ -39,7 +39,7 @@ class StarCoordinates:
         return self.classes * (2 * self.size + above)
 
     def bounds(self) -> np.ndarray:
-        """The ends of every coordinate. A long step to where a class has no variance would end on a plateau."""
+        """Limits on every coordinate. A long step could otherwise leave a class without variance, where F is flat."""
         ends = np.full((2, self.length), np.inf)
         means = self.classes * self.size
         ends[:, means : 2 * means] = LARGEST_CHANGE
@@ -94,7 +94,7 @@ def climb_star(
     evaluate: Callable[[Star], Evaluated],
     seen: Callable[[Star, Evaluated], None],
 ) -> None:
-    """Show `seen` the stars on the way from q to `enough` nats below a maximum of F, each higher than the last."""
+    """Climb from q to within `enough` nats of a maximum of F. `seen` is called with each higher star on the way."""
     coordinates, best = StarCoordinates(q), -np.inf
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -65,12 +65,12 @@ class ClassProblem:
 
     @cached_property
     def here(self) -> bool:
-        """Whether rows are in this process, so that something can be kept for each."""
+        """Whether the rows are in this process, so that values computed for each row can be kept."""
         return self.source.traits.where == "memory" and self.source.device.type == "cpu"
 
     @cached_property
     def near(self) -> tuple[RowSource, float]:
-        """Rows for products with the Hessian, all or a sample, and by what their sums are multiplied."""
+        """The rows used for products with the Hessian (all, or a sample), and what their sums are multiplied by."""
         if self.source.traits.where == "memory":
             return self.source, self.scale
         rows, most = self.source.rows, HESSIAN_ENTRIES // self.source.dimension
@@ -78,7 +78,7 @@ class ClassProblem:
         return near.in_memory(), self.scale * rows / near.rows
 
     def in_float32(self) -> "ClassProblem":
-        """The same with X in float32 where a pass is little else than products of large matrices; otherwise itself."""
+        """The same problem with X in float32, if large matrix products dominate a pass; otherwise itself."""
         rows, d = self.source.rows, self.source.dimension
         fits = self.here and 4 * rows * d <= COPY_SHARE * machine_memory()
         if d <= MOST_COMPILED or self.diagonal or self.source.traits.sparse or not fits:
@@ -89,7 +89,7 @@ class ClassProblem:
         return replace(self, source=replace(arrays, features=X, dtype=torch.float32))
 
     def given_variances(self, q: Star) -> "ClassProblem":
-        """The same with the τ² of q as those of the rows, so that only the means are left to choose."""
+        """The same problem with τ² fixed at that of q, so that only the means remain to be chosen."""
         parts = self.source.map(partial(class_predictors, mean=q.mean, factor=q.factor))
         tau2: list[Any] = [part[1] for part in parts]
         return replace(self, source=replace(self.source.in_memory(), residual=torch.cat(tau2)))
@@ -147,7 +147,7 @@ class ClassProblem:
         return star_from(torch.zeros_like(self.contrasts.mean), (gram.to(own) + own.diag())[None])
 
     def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
-        """The P_k that curvatures G_k ask for, from `start`; a single one from their sum."""
+        """Solve for the P_k that match the curvatures G_k, starting from `start`; for a single P, their sum."""
         target = self.target(gram)
         return target / (self.classes - 1) if len(gram) == 1 else solve_precisions(target, start)
 

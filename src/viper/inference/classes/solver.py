@@ -126,7 +126,7 @@ def newton_step(
 def solve_by_products(
     times: Callable[[Tensor], Tensor], residual: Tensor, gradient: Tensor, metric: Star, share: float, most: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The solution for `residual` up to `share` of the gradient; and what is left of it, if `most` products end it."""
+    """Solve up to `share` of the gradient. Return the solution, and what is left if `most` products did not suffice."""
     x, z = torch.zeros_like(residual), metric.solve(residual)
     direction, size = z, float((residual * z).sum())
     enough = share * share * float((gradient * metric.solve(gradient)).sum())

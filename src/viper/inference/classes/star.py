@@ -102,6 +102,11 @@ def diagonals(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=-2, dim2=-1)
 
 
+def times_own(precisions: Tensor, vectors: Tensor) -> Tensor:
+    """Q_k v_k for `vectors` (..., K, d). Unlike Q @ v, einsum makes no copy of Q for every v."""
+    return precisions * vectors if precisions.ndim == 2 else torch.einsum("kij,...kj->...ki", precisions, vectors)
+
+
 def log_determinant(precision: Tensor) -> Tensor:
     """log |P| of a matrix, or of a diagonal one."""
     if precision.ndim == 1:
@@ -138,14 +143,15 @@ class StarPrior:
     def times(self, vectors: Tensor) -> Tensor:
         """The precision of the contrasts times `vectors` (..., K, d)."""
         Q = self.precision
-        own = Q * vectors if Q.ndim == 2 else (Q @ vectors[..., None])[..., 0]
+        own = times_own(Q, vectors)
         if len(Q) == 1:
             return own - own.mean(-2, keepdim=True)
         total = own.sum(-2)
         if Q.ndim == 2:
-            return own - Q * (total / Q.sum(0))[..., None, :]
-        common = torch.linalg.solve(Q.sum(0), total[..., None])
-        return own - (Q @ common[..., None, :, :])[..., 0]
+            common = total / Q.sum(0)
+        else:
+            common = torch.linalg.solve(Q.sum(0), total.reshape(-1, total.shape[-1]).T).T.reshape(total.shape)
+        return own - times_own(Q, common[..., None, :].expand_as(own))
 
     def curvature(self, diagonal: bool) -> Tensor:
         """Its curvature in each w_k, or in a single one that stands for all; their diagonals in the diagonal family."""

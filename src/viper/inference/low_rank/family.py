@@ -26,6 +26,8 @@ from viper.inference.rows import Block
 from viper.inference.sums import latent_moments
 from viper.softplus.pointwise import Bound, Formula
 
+LARGEST_SQUARED = 1e8  # length of a column of W: I + WᵀW then keeps half of the digits of I
+
 
 @dataclass(frozen=True)
 class LowRankGaussian(Gaussian):
@@ -40,10 +42,13 @@ class LowRankGaussian(Gaussian):
 
     @cached_property
     def inner_root(self) -> Tensor:
-        """L with LLᵀ = I + WᵀW."""
+        """L with LLᵀ = I + WᵀW, from a QR decomposition if W is so large that the sum would lose I."""
         gram = self.loadings.T @ self.loadings
         gram.diagonal().add_(1.0)
-        return torch.linalg.cholesky(gram)
+        if float(gram.diagonal().max()) < LARGEST_SQUARED:
+            return torch.linalg.cholesky(gram)
+        upper = torch.linalg.qr(torch.cat([torch.eye(len(gram)).to(gram), self.loadings]), mode="r")[1]
+        return (upper * upper.diagonal().sign()[:, None]).T
 
     @cached_property
     def root(self) -> Tensor:

@@ -31,6 +31,7 @@ MOST_CLIMBED = 100  # steps; most fits need about ten
 MOST_READINGS = 3000  # of A, where there are too many columns for matrices to take over
 LONG_STEP = 1.0  # nats: after a step that gained more, the next is solved roughly
 ROUGH_SHARE, FINE_SHARE = 0.3, 0.1  # of the gradient that a step leaves
+FIRST_CLIMBED = 10  # steps after which most fits gain less than LONG_STEP
 SHORTEST_MOVE = 1e-6  # fraction of a step
 LARGEST_SQUARE = 1e20  # of a column, weighted, and the inverse of the smallest
 FLATTEST = 0.03  # the least curvature in these coordinates, before products have shown a smaller one
@@ -78,6 +79,7 @@ class MeanField(NamedTuple):
     magnitude: float
     flattest: float  # the least curvature that was seen
     predicted: float = 0.0  # how much of F is predicted, not computed
+    outgrown: bool = False  # whether it ended far from the optimum, because log-odds became too large
 
 
 Told = Callable[[float, float, float], None]  # hears of F, the length of a step, and the nats that it was to gain
@@ -102,7 +104,8 @@ def climb_mean_field(
     for taken in range(steps + 1):
         enough = most_left(at.value) if close is None else close
         left = half_square(at.gradient) / flattest
-        if left < enough or not math.isfinite(at.value) or passes > most or taken == steps:
+        outgrown = taken >= FIRST_CLIMBED and gain > LONG_STEP and problem.outgrown(at.total.magnitude)
+        if left < enough or not math.isfinite(at.value) or passes > most or taken == steps or outgrown:
             break
         designs = designs if taken else steering_designs(problem, at.total)
         share = ROUGH_SHARE if gain > LONG_STEP else FINE_SHARE
@@ -119,7 +122,8 @@ def climb_mean_field(
         at = found
         if report is not None:
             report(at.value, rho, gain)
-    return MeanField(at.q, at.value, left, left < enough, passes, at.total.magnitude, flattest)
+    magnitude = at.total.magnitude
+    return MeanField(at.q, at.value, left, left < enough, passes, magnitude, flattest, outgrown=outgrown)
 
 
 def half_square(vector: Tensor) -> float:

@@ -32,7 +32,7 @@ from viper.inference.kernels.compiled import moments_of_rows
 from viper.inference.problem import Gaussian, Prior, Problem, gaussian
 from viper.inference.rows import LEAST_TRIANGULAR, Arrays, Block, Dense
 from viper.inference.sums import row_curvatures
-from viper.inference.wide.mean_field import MeanField, climb_mean_field, widest
+from viper.inference.wide.mean_field import MOST_READINGS, MeanField, climb_mean_field, widest
 
 MOST_ROWS_PER_COLUMN = 6  # beyond, K takes longer than the passes it saves
 MOST_ROWS = 10_000  # K and K∘K take 0.8 GB there; more only with more columns, whose own matrices take as much
@@ -175,7 +175,7 @@ def climb_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed
     with np.errstate(all="ignore"):
         try:
             return ascend_by_sites(problem, report)
-        except ArithmeticError:
+        except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined] # of a prior in q's coordinates
             return None
 
 
@@ -206,6 +206,8 @@ def ascend_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbe
         if new is None:
             raise ArithmeticError
         point = new
+        if passes > MOST_READINGS:
+            break
     gram = block.design.gram(torch.from_numpy(values))
     q = gaussian(torch.from_numpy(mean), problem.prior.plus(gram))
     return None if q is None else Climbed(q, passes + 1.0, near)
