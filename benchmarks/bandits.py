@@ -335,7 +335,7 @@ def bandits_posterior(X: np.ndarray, y: np.ndarray, scale: float, visited: bool 
         else:
             weights.keep(0, (time_, 0.0, 1.0, reward, *NEW_FACTOR), x)
             weights.visit(0, 0, 0, np.inf)
-    return Gaussian(weights.mean[0], weights.covariance[0])
+    return Gaussian(weights.posterior.own_mean[0], weights.posterior.own_covariance[0])
 
 
 def largest_elbo(X: np.ndarray, y: np.ndarray, scale: float) -> Gaussian:
@@ -409,6 +409,7 @@ def size_table() -> Table:
         ("ids", "disjoint", 10_000, 10),
         ("ids", "hybrid", 60, 9),
         ("ids", "hybrid", 300, 9),
+        ("ids", "hybrid", 10_000, 9),
     ):
         generator = np.random.default_rng(0)
         agent = viper.Bandit(range(arms), policy, model, refresh="never", random_state=0)
