@@ -197,7 +197,7 @@ def test_every_factor_matches_the_moments_of_its_likelihood():
             assert (f - mean) ** 2 @ density == pytest.approx(matched, rel=1e-5)
 
 
-def test_the_posterior_of_few_rewards_under_a_wide_prior():
+def test_the_weights_given_few_rewards_under_a_wide_prior():
     """Means and sds of log-odds beside the exact ones, by weighted draws; those of the largest ELBO are too narrow."""
     rng, columns, scale, freedom = np.random.default_rng(0), 9, 10.0, 8
     X, y = rng.normal(size=(12, columns)), rng.integers(0, 2, 12)
@@ -282,7 +282,7 @@ def own_covariances(precision):
     """Of arms that share no weights."""
     arms_count, own, _ = precision.shape
     no = Arrow(np.zeros((0, 0)), np.zeros((arms_count, own, 0)), precision)
-    return weights_module.posterior_of(no, Split(np.zeros(0), np.zeros((arms_count, own)))).own_covariance
+    return weights_module.weights_given(no, Split(np.zeros(0), np.zeros((arms_count, own)))).own_covariance
 
 
 def test_precisions_that_are_singular_but_for_rounding_have_inverses():

@@ -26,7 +26,7 @@ from viper.data.schema import (
 )
 from viper.decisions.arms import Posterior
 from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
-from viper.decisions.weights import MODELS, POLICIES, Weights, posterior_of
+from viper.decisions.weights import MODELS, POLICIES, Weights, weights_given
 from viper.errors import StorageError
 from viper.inference.groups.arrow import Arrow, Split
 from viper.models.saving import State
@@ -172,7 +172,7 @@ def unpack_weights(agent: Any, columns: dict[str, int], arrays: dict[str, np.nda
     weights.base = Arrow(*(arrays[f"base_{name}"] for name in Arrow._fields))
     weights.base_shift = Split(*(arrays[f"base_shift_{name}"] for name in Split._fields))
     try:
-        posterior_of(weights.base, weights.base_shift)
+        weights_given(weights.base, weights.base_shift)
     except np.linalg.LinAlgError:
         raise StorageError("the base must have a positive definite precision; got another.") from None
     weights.set(Posterior(*(arrays[name] for name in Posterior._fields)))

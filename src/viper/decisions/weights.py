@@ -78,7 +78,7 @@ class Weights:
         self.base, self.base_shift = self.prior(), Split(np.zeros(self.shared), np.zeros((arm_count, self.own)))
         self.outcomes: dict[int, Outcomes] = {}  # of each arm, or of all together if they share weights
         self.kept = 0
-        self.set(posterior_of(self.base, self.base_shift))
+        self.set(weights_given(self.base, self.base_shift))
 
     def prior(self) -> Arrow:
         """The prior's precision: weights that arms share, and each arm's own ones."""
@@ -156,7 +156,7 @@ class Weights:
         precision, shift = copy.deepcopy((self.base, self.base_shift))
         for outcomes in self.outcomes.values():
             self.tell(outcomes, outcomes.count, precision, shift)
-        self.set(posterior_of(precision, shift))
+        self.set(weights_given(precision, shift))
 
     def tell(self, outcomes: Outcomes, count: int, precision: Arrow, shift: Split) -> None:
         """Add the factors of the oldest outcomes to a precision and a shift."""
@@ -221,17 +221,17 @@ class Weights:
         return more
 
 
-def posterior_of(precision: Arrow, shift: Split) -> Posterior:
+def weights_given(precision: Arrow, shift: Split) -> Posterior:
     """The Gaussian with density exp(shift'w - w' precision w / 2), but for a constant. If rounding has left a precision
     that is not positive definite, its diagonal grows by as much as rounding may have taken.
     """
     try:
-        return eliminated(precision, shift)
+        return solved_arrow(precision, shift)
     except np.linalg.LinAlgError:
-        return eliminated(Arrow(raised(precision.border), precision.cross, raised(precision.blocks)), shift)
+        return solved_arrow(Arrow(raised(precision.border), precision.cross, raised(precision.blocks)), shift)
 
 
-def eliminated(precision: Arrow, shift: Split) -> Posterior:
+def solved_arrow(precision: Arrow, shift: Split) -> Posterior:
     """The own weights given the shared ones, and by Schur's complement the shared ones alone."""
     arms_and_own = [0, 1], [0, 1]
     own_root = inverse_roots(precision.blocks)
