@@ -15,7 +15,7 @@ import viper
 from viper.decisions import arms, compiled, evaluate
 from viper.decisions import bandit as bandit_module
 from viper.decisions import weights as weights_module
-from viper.decisions.arms import Posterior
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.outcomes import Played
 from viper.decisions.weights import POLICIES, Policy, Scales, Weights
 from viper.inference.groups.arrow import Arrow, Split
@@ -139,7 +139,7 @@ def test_compiled_decisions_are_the_formulas(model, policy, monkeypatch):
     rng = np.random.default_rng(5)
     columns = 0 if model == "disjoint" else 2
     weights = Weights(model, Scales(1.0, 2.0), K, columns, D)
-    weights.set(Posterior(*(random_part(part, rng) for part in weights.posterior)))
+    weights.set(ArmPosterior(*(random_part(part, rng) for part in weights.posterior)))
     plain, rule = copy.deepcopy(weights), Policy(policy, 0.8, 0.2)
     vectors = weights.vectors(rng.normal(size=(K, columns)) if columns else None, CONTEXT)
     there = weights.decide(rule, np.arange(K), vectors)

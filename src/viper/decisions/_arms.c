@@ -46,7 +46,7 @@ static double entropy(double p) {
     return -(p > 0.0 ? p * log(p) : 0.0) - (q > 0.0 ? q * log(q) : 0.0);
 }
 
-/* As Posterior in arms.py: what all arms share, and then, one arm after the other, what is their own. x of an arm's
+/* As ArmPosterior in arms.py: what all arms share, and then, one arm after the other, what is their own. x of an arm's
    log-odds f = w'x has `width` numbers: those of the shared weights are its first, those of its own ones its last. */
 typedef struct {
     ptrdiff_t width, shared, own;

@@ -36,7 +36,7 @@ class MatchedStep(NamedTuple):
     curvature: float
 
 
-class Posterior(NamedTuple):
+class ArmPosterior(NamedTuple):
     """All weights: those that arms share are N(mean, covariance), and given these, w, those of arm a alone are
     N(own_mean[a] + slope[a] w, own_covariance[a]). A model without weights of one kind has arrays without columns.
     """
@@ -48,7 +48,7 @@ class Posterior(NamedTuple):
     own_covariance: np.ndarray  # arms × o × o
 
 
-def arm_moments(x: np.ndarray, posterior: Posterior, arm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def arm_moments(x: np.ndarray, posterior: ArmPosterior, arm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of the log-odds of arms; x has one row, or one an arm.
 
     f = u'w + c'(own weights at w = 0), where the shared part of x and what c says of w through an arm's own weights
@@ -154,7 +154,7 @@ def matched_step(t: float, v: float, reward: float) -> MatchedStep:
     return MatchedStep(sign * (1.0 - a if far else a), a * a - bend / value)
 
 
-def visit(x: np.ndarray, outcome: np.ndarray, posterior: Posterior) -> float:
+def visit(x: np.ndarray, outcome: np.ndarray, posterior: ArmPosterior) -> float:
     """Move an outcome's factor to where the posterior has the moments of the other factors times the likelihood.
     Returns how far f moves, in its sds.
 
@@ -189,7 +189,7 @@ def visit(x: np.ndarray, outcome: np.ndarray, posterior: Posterior) -> float:
 
 
 def visits(
-    X: np.ndarray, table: np.ndarray, first: int, least: int, most: int, calm: float, posterior: Posterior
+    X: np.ndarray, table: np.ndarray, first: int, least: int, most: int, calm: float, posterior: ArmPosterior
 ) -> int:
     """Visit the newest outcome and then, in turn from `first`, others until `least` one after the other have moved f by
     less than `calm`, or `most` are visited. Returns their number.

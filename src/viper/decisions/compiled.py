@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from viper.decisions.arms import VARIANCES, WEIGHTS, Posterior
+from viper.decisions.arms import VARIANCES, WEIGHTS, ArmPosterior
 from viper.decisions.outcomes import Outcomes
 from viper.softplus.c_library import ADDRESS, COUNT, REAL, SIZE, c_functions
 
@@ -39,7 +39,7 @@ def arm_library() -> ArmLibrary | None:
 class Addresses:
     """Where the weights of a bandit lie; asking NumPy for an address takes as long as a small decision."""
 
-    def __init__(self, posterior: Posterior, width: int) -> None:
+    def __init__(self, posterior: ArmPosterior, width: int) -> None:
         shared, own = len(posterior.mean), posterior.own_mean.shape[1]
         self.posterior = width, shared, own, *(part.ctypes.data for part in posterior)
         self.work = np.empty(2 * shared + own)

@@ -24,7 +24,7 @@ from viper.data.schema import (
     one_of,
     or_none,
 )
-from viper.decisions.arms import Posterior
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
 from viper.decisions.weights import MODELS, POLICIES, Weights, weights_given
 from viper.errors import StorageError
@@ -175,7 +175,7 @@ def unpack_weights(agent: Any, columns: dict[str, int], arrays: dict[str, np.nda
         weights_given(weights.base, weights.base_shift)
     except np.linalg.LinAlgError:
         raise StorageError("the base must have a positive definite precision; got another.") from None
-    weights.set(Posterior(*(arrays[name] for name in Posterior._fields)))
+    weights.set(ArmPosterior(*(arrays[name] for name in ArmPosterior._fields)))
     for row in arrays["played"]:
         weights.keep(arm_number(row[ARM], agent), row[:COLUMNS], row[COLUMNS:])
     if len(weights.outcomes) != len(arrays["next"]):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from viper.decisions import arms
-from viper.decisions.arms import Posterior
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.compiled import Addresses, arm_library
 from viper.decisions.outcomes import ARM, COLUMNS, NEW_FACTOR, PRECISION, SHIFT, TIME, WEIGHT, Outcomes, Played
 from viper.inference.groups.arrow import Arrow, Split
@@ -87,8 +87,8 @@ class Weights:
         own = np.tile(np.diag(precision[self.width - self.own :]), (self.arm_count, 1, 1))
         return Arrow(np.diag(precision[: self.shared]), np.zeros((self.arm_count, self.own, self.shared)), own)
 
-    def set(self, posterior: Posterior) -> None:
-        self.posterior = Posterior(*map(np.ascontiguousarray, posterior))
+    def set(self, posterior: ArmPosterior) -> None:
+        self.posterior = ArmPosterior(*map(np.ascontiguousarray, posterior))
         self.addresses = Addresses(self.posterior, self.width)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Weights:
         return more
 
 
-def weights_given(precision: Arrow, shift: Split) -> Posterior:
+def weights_given(precision: Arrow, shift: Split) -> ArmPosterior:
     """The Gaussian with density exp(shift'w - w' precision w / 2), but for a constant. If rounding has left a precision
     that is not positive definite, its diagonal grows by as much as rounding may have taken.
     """
@@ -231,7 +231,7 @@ def weights_given(precision: Arrow, shift: Split) -> Posterior:
         return solved_arrow(Arrow(raised(precision.border), precision.cross, raised(precision.blocks)), shift)
 
 
-def solved_arrow(precision: Arrow, shift: Split) -> Posterior:
+def solved_arrow(precision: Arrow, shift: Split) -> ArmPosterior:
     """The own weights given the shared ones, and by Schur's complement the shared ones alone."""
     arms_and_own = [0, 1], [0, 1]
     own_root = inverse_roots(precision.blocks)
@@ -241,7 +241,7 @@ def solved_arrow(precision: Arrow, shift: Split) -> Posterior:
     root = inverse_roots(precision.border - np.tensordot(half, half, arms_and_own))
     covariance = root.T @ root
     mean = covariance @ (shift.border + np.tensordot(slope, shift.groups, arms_and_own))
-    return Posterior(mean, covariance, np.einsum("kij,kj->ki", own_covariance, shift.groups), slope, own_covariance)
+    return ArmPosterior(mean, covariance, np.einsum("kij,kj->ki", own_covariance, shift.groups), slope, own_covariance)
 
 
 def inverse_roots(precision: np.ndarray) -> np.ndarray:
