@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from tolerances import TOLERANCE
 
 import viper
-from viper.decisions import arms, compiled, evaluate
+from viper.decisions import arms, compiled, evaluate, evaluation
 from viper.decisions import bandit as bandit_module
 from viper.decisions import weights as weights_module
 from viper.decisions.arms import ArmPosterior
@@ -594,6 +594,59 @@ def test_intervals_cover(n):
         truth = 0.7425  # E max of three chances, by four million draws
         hits += [one.lower <= truth <= one.upper for one in (found.ips, found.snips)]
     assert (np.abs(hits / 120 - 0.95) < 0.06).all()
+
+
+def test_intervals_of_rewards_that_are_nearly_all_alike_cover():
+    """Nineteen in twenty rewards are 1, and about ten rows count; by Student's t, a third of the intervals miss."""
+    hits, logs = 0, 400
+    for seed in range(logs):
+        rng = np.random.default_rng(seed)
+        propensity = rng.choice([0.05, 0.5], 60)
+        weight = (rng.random(60) < propensity) / propensity
+        found = evaluation.ratio_estimate((rng.random(60) < 0.95).astype(float), 0.95, weight)
+        hits += found.lower <= 0.95 <= found.upper
+    assert hits / logs == pytest.approx(0.95, abs=0.035)
+
+
+def test_the_ends_of_an_interval_are_as_far_as_their_own_variance_says():
+    rng = np.random.default_rng(0)
+    weight, reward, z = rng.gamma(0.5, 1.0, 40), rng.integers(0, 2, 40).astype(float), norm.ppf(0.95)
+    share = weight / weight.sum()
+    count = 1.0 / (share**2).sum()
+    value, *ends = evaluation.ratio_estimate(reward, 0.9, weight)
+    assert value == pytest.approx(share @ reward)
+    for end in ends:
+        told, smooth = (share**2 * (reward - end) ** 2).sum(), end * (1.0 - end) / count
+        variance = (count * told + evaluation.SMOOTHING * smooth) / (count + evaluation.SMOOTHING)
+        assert (end - value) ** 2 == pytest.approx(z**2 * variance)
+
+
+def test_the_interval_of_the_logs_own_reward_is_wilsons():
+    log, _ = logged(20)
+    for wins in (0, 3, 20):
+        found = evaluate(log | {"reward": np.repeat([1.0, 0.0], [wins, 20 - wins])}, np.ones(20)).logged
+        wilson = binomtest(wins, 20).proportion_ci(method="wilson")
+        assert found[1:] == pytest.approx([wilson.low, wilson.high], abs=1e-9)
+
+
+@pytest.mark.parametrize("tilt", [-0.4, 0.0, 1e-7, 0.05, 0.6])
+def test_untilting_is_the_inverse_of_halls_transformation(tilt):
+    for t in (-2.0, 0.3, 2.0):
+        u = evaluation.untilted(t, tilt)
+        assert u + tilt * u**2 / 3 + tilt**2 * u**3 / 27 + tilt / 6 == pytest.approx(t, abs=1e-6)
+
+
+def test_intervals_where_nothing_varies():
+    log, _ = logged(40)
+    found = evaluate(log | {"reward": np.ones(40)}, np.tile([0.5, 0.3, 0.2], (40, 1)))
+    for one in (found.logged, found.snips):
+        assert one.value == pytest.approx(1.0)
+        assert one.lower < 0.98
+        assert one.upper == pytest.approx(1.0)
+    never = evaluate(log, np.zeros(40))
+    assert np.isnan(never.snips.value)
+    assert never.snips[1:] == (0.0, 1.0)
+    assert never.effective_rows == 0.0
 
 
 @pytest.mark.slow
