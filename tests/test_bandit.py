@@ -463,6 +463,20 @@ def test_a_copy_goes_its_own_way():
         assert other.probabilities(CONTEXT) == before
 
 
+def test_what_is_copied_does_not_change_while_it_is_copied():
+    """Pickling and copying walk through what `__getstate__` returns, while other threads may go on."""
+    agent = played(20)
+    state = agent.__getstate__()
+    before = [part.copy() for part in state["_weights"].posterior]
+    played_before = state["_weights"].played()[0].copy()
+    for _ in range(5):
+        agent.update(agent.pull(CONTEXT).id, 1)
+    for one, other in zip(state["_weights"].posterior, before, strict=True):
+        assert (one == other).all()
+    assert (state["_weights"].played()[0] == played_before).all()
+    assert state["_next_id"] == 20
+
+
 def test_the_same_seed_decides_the_same():
     one, other = (played(50, policy="thompson") for _ in range(2))
     assert [one.pull(CONTEXT).arm for _ in range(20)] == [other.pull(CONTEXT).arm for _ in range(20)]
@@ -643,6 +657,9 @@ def test_intervals_where_nothing_varies():
         assert one.value == pytest.approx(1.0)
         assert one.lower < 0.98
         assert one.upper == pytest.approx(1.0)
+    unlucky = evaluate(log | {"reward": np.zeros(40)}, np.tile([0.5, 0.3, 0.2], (40, 1)))
+    assert unlucky.ips == unlucky.snips
+    assert unlucky.ips.upper > 0.02
     never = evaluate(log, np.zeros(40))
     assert np.isnan(never.snips.value)
     assert never.snips[1:] == (0.0, 1.0)
@@ -671,6 +688,8 @@ def test_policies_may_be_functions_arrays_and_bandits():
     assert evaluate(frame, lambda x: {0: 0.5, 1: 0.5}) == evaluate(log, lambda x: {0: 0.5, 1: 0.5})
     agent = played(80, policy="epsilon-greedy")
     assert "rows count" in str(evaluate(agent.log(), agent))
+    agent.retire_arm("arm 0")
+    assert evaluate(agent.log(), agent, arms=[*agent.arms, "arm 0"]) == evaluate(agent.log(), agent)
 
 
 # --- bad input ---
@@ -682,6 +701,20 @@ def test_policies_may_be_functions_arrays_and_bandits():
         (lambda: viper.Bandit([]), "at least one"),
         (lambda: viper.Bandit(["a", "a"]), "all different; got 'a' twice"),
         (lambda: viper.Bandit([None]), "a text or a number"),
+        (lambda: viper.Bandit("abc"), "arms must be a list of texts or numbers; got 'abc'"),
+        (lambda: viper.Bandit(3), "arms must be a list of texts or numbers; got 3"),
+        (lambda: viper.Bandit([np.nan, 1]), "a text or a finite number; got nan"),
+        (lambda: viper.Bandit(["a"], random_state="x"), "random_state must be a whole number from 0 on"),
+        (lambda: played(2).update("x", 1), "must be a number, or ids and rewards lists of numbers; got 'x'"),
+        (lambda: played(2).update([0], 1), "reward must be a number, or ids and rewards lists"),
+        (lambda: played(2).update(played(2).pull(CONTEXT), 1), "id must be a number, or ids and rewards lists"),
+        (lambda: played(2).update([[0]], [1]), "awaits its reward; got [0]"),
+        (lambda: evaluate(logged(5)[0], "a"), "policy must be a Bandit, a function or probabilities; got 'a'"),
+        (lambda: evaluate(logged(5)[0], lambda x: {0: "x"}), "must return probabilities of arms; got 'x'"),
+        (lambda: evaluate(logged(5)[0], np.ones(5), arms=[0, 1, 2, 1]), "arms must be all different"),
+        (lambda: evaluate(logged(5)[0], np.ones(5), level="x"), "level must lie between 0 and 1; got 'x'"),
+        (lambda: evaluate(logged(5)[0] | {"arm": 3}, np.ones(5)), "arm must be a list of arms; got 3"),
+        (lambda: evaluate(logged(5)[0] | {"arm": [None] * 5}, np.ones(5)), "an arm must be a text or a number"),
         (lambda: viper.Bandit(["a"], "exp3"), "policy must be one of"),
         (lambda: viper.Bandit(["a"], model="deep"), "model must be one of"),
         (lambda: viper.Bandit(["a"], spread=0), "spread must be a number from 1e-50 to 1e+50; got 0"),

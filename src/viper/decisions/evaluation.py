@@ -18,7 +18,8 @@ Wilson's; the log's own reward has that one.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,10 +92,9 @@ def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, ra
     Evaluation
         `print` shows it as a table.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1; got {shown(level)}.")
+    level = checked_level(level)
     rows = read_log(log)
-    names = list(arms) if arms is not None else policy.arms if isinstance(policy, Bandit) else distinct_arms(rows.arm)
+    names = all_arms(arms, policy, rows.arm)
     number = {name: k for k, name in enumerate(names)}
     if unknown := [arm for arm in rows.arm if arm not in number]:
         raise ValueError(f"arms must contain every arm of the log; got none like {shown(unknown[0])}.")
@@ -107,14 +107,32 @@ def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, ra
         predicted = cross_fitted_rewards(rows, chosen, len(names), random_state)
         own = predicted[np.arange(len(chosen)), chosen]
         doubly = shifted_estimate((chances * predicted).sum(1) + weight * (rows.reward - own), level, weight)
+    ratio = ratio_estimate(rows.reward, level, weight)
     return Evaluation(
         ratio_estimate(rows.reward, level, np.ones_like(weight), math.inf),
-        unskewed_estimate(earned, level),
-        ratio_estimate(rows.reward, level, weight),
+        unskewed_estimate(earned, level) if np.ptp(earned) > 0.0 else ratio._replace(value=float(earned[0])),
+        ratio,
         doubly,
         rows_that_count(weight),
         float(weight.max()),
     )
+
+
+def checked_level(level: Any) -> float:
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < float(level) < 1.0:
+        raise ValueError(f"level must lie between 0 and 1; got {shown(level)}.")
+    return float(level)
+
+
+def all_arms(arms: Any, policy: Any, logged: np.ndarray) -> list[Any]:
+    """Those given, or the arms of a bandit and those that it no longer has, or those of the log."""
+    if arms is None:
+        mine = policy.arms if isinstance(policy, Bandit) else []
+        return [*mine, *(arm for arm in distinct_arms(logged) if arm not in mine)]
+    names = list(arms)
+    if len(distinct_arms(names)) < len(names):
+        raise ValueError(f"arms must be all different; got {shown(names)}.")
+    return names
 
 
 def rows_that_count(weight: np.ndarray) -> float:
@@ -123,10 +141,8 @@ def rows_that_count(weight: np.ndarray) -> float:
 
 
 def unskewed_estimate(values: np.ndarray, level: float) -> Estimate:
-    """Mean of values from 0 on, with Hall's interval."""
+    """Mean of values that are not all alike, with Hall's interval."""
     mean, variance, n = float(values.mean()), float(values.var(ddof=1)), len(values)
-    if variance == 0.0:
-        return within_0_and_1(mean, mean, mean)
     tilt = float(((values - mean) ** 3).mean()) / (variance * math.sqrt(variance * n))
     quantile, error = float(student.ppf(0.5 + 0.5 * level, n - 1)), math.sqrt(variance / n)
     return within_0_and_1(mean, mean - error * untilted(quantile, tilt), mean - error * untilted(-quantile, tilt))
@@ -176,6 +192,8 @@ def read_log(log: Any) -> Log:
     if missing := [name for name in ("arm", "propensity", "reward") if name not in log]:
         raise ValueError(f"log must have {missing[0]!r}; got none. Bandit.log() returns a whole one.")
     arm = np.asarray(log["arm"], dtype=object)
+    if arm.ndim != 1:
+        raise ValueError(f"arm must be a list of arms; got {shown(log['arm'])}.")
     n = len(arm)
     if n < 2:
         raise ValueError(f"log must have at least two rows; got {n}.")
@@ -200,8 +218,12 @@ def read_log(log: Any) -> Log:
     return Log(context, arm, propensity, reward, features)
 
 
-def distinct_arms(arm: np.ndarray) -> list[Any]:
-    return sorted(set(arm.tolist()), key=lambda name: (isinstance(name, str), name))
+def distinct_arms(arms: Iterable[Any]) -> list[Any]:
+    """Texts and numbers, each once, in order."""
+    found = list(arms)
+    if bad := [arm for arm in found if not isinstance(arm, str | Real)]:
+        raise TypeError(f"an arm must be a text or a number; got {shown(bad[0])}.")
+    return sorted(set(found), key=lambda name: (isinstance(name, str), name))
 
 
 def target_chances(
@@ -216,7 +238,13 @@ def target_chances(
     if callable(policy):
         chances = np.array([read_decision(policy, context, names) for context in rows.context])
     else:
-        given = np.asarray(policy, dtype=np.float64)
+        try:
+            given = np.asarray(policy, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"policy must be a Bandit, a function or probabilities; got {shown(policy)}. For one arm, pass "
+                "lambda context: arm."
+            ) from None
         if given.shape == (n,):
             check_chances(given)
             return None, given
@@ -241,6 +269,8 @@ def read_decision(policy: Callable[[np.ndarray], Any], context: np.ndarray, name
     for arm, share in decision.items() if isinstance(decision, Mapping) else ((decision, 1.0),):
         if arm not in names:
             raise ValueError(f"policy must return arms among {shown(names)}; got {shown(arm)}.")
+        if not isinstance(share, Real):
+            raise TypeError(f"policy must return probabilities of arms; got {shown(share)}.")
         chance[names.index(arm)] = share
     return chance
 
