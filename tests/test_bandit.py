@@ -631,7 +631,7 @@ def test_the_ends_of_an_interval_are_as_far_as_their_own_variance_says():
     assert value == pytest.approx(share @ reward)
     for end in ends:
         told, smooth = (share**2 * (reward - end) ** 2).sum(), end * (1.0 - end) / count
-        variance = (count * told + evaluation.SMOOTHING * smooth) / (count + evaluation.SMOOTHING)
+        variance = (count * told + evaluation.PSEUDO_ROWS * smooth) / (count + evaluation.PSEUDO_ROWS)
         assert (end - value) ** 2 == pytest.approx(z**2 * variance)
 
 

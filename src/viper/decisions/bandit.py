@@ -189,7 +189,7 @@ class Bandit:
         arm = arm.item() if isinstance(arm, np.generic) else arm  # as files store it
         if not isinstance(arm, str | Real):
             raise TypeError(f"an arm must be a text or a number; got {type(arm).__name__}.")
-        if isinstance(arm, float) and not math.isfinite(arm):
+        if arm in (math.inf, -math.inf) or arm != arm:
             raise ValueError(f"an arm must be a text or a finite number; got {arm}.")
         if arm in self.arms:
             raise ValueError(f"arms must be all different; got {shown(arm)} twice.")

@@ -32,7 +32,7 @@ from viper.models.logistic import VariationalLogisticRegression
 
 FOLDS = 5
 FEW_EFFECTIVE = 30  # rows that count; with fewer, intervals are rough
-SMOOTHING = 20.0  # rows; chosen on simulated logs other than those of benchmarks/bandits.py
+PSEUDO_ROWS = 20.0  # rows; chosen on simulated logs other than those of benchmarks/bandits.py
 SUM_ERROR = 1e-6  # probabilities add up to 1 within
 
 
@@ -153,7 +153,7 @@ def untilted(t: float, tilt: float) -> float:
     return 3.0 / tilt * (float(np.cbrt(1.0 + tilt * (t - tilt / 6.0))) - 1.0) if abs(tilt) > 1e-6 else t
 
 
-def ratio_estimate(reward: np.ndarray, level: float, weight: np.ndarray, smoothing: float = SMOOTHING) -> Estimate:
+def ratio_estimate(reward: np.ndarray, level: float, weight: np.ndarray, smoothing: float = PSEUDO_ROWS) -> Estimate:
     """Σ w r / Σ w, and the θ with (θ - Σ w r / Σ w)² ≤ z² V(θ), which is a θ² - 2 b θ + c ≤ 0."""
     if not weight.any():
         return Estimate(math.nan, 0.0, 1.0)
