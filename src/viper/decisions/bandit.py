@@ -84,16 +84,16 @@ class Bandit:
     spread : float, default 1
         Sds of the log-odds: more explores more. For "ids", "ucb" and "thompson".
     epsilon : float, optional
-        Share of decisions that take any arm, with every policy: 0.1 for "epsilon-greedy", otherwise 0. Some, if another
-        policy is to be judged by the log.
+        Share of decisions in which every arm has the same chance, whatever the policy. By default 0.1 for
+        "epsilon-greedy" and 0 for the others. Set it above 0 if you want to evaluate other policies from the log.
     memory : int, default 10,000
         Rewards that are kept, for `refresh` and for `log`. Older ones stay in the posterior.
     forget : float in (0, 1], default 1
-        Factor of the weight of all older rewards at each reward; below 1 for worlds that change.
+        Each new reward multiplies the weight of all older ones by this number. Choose it below 1 if the world changes.
     refresh : {"doublings", "never"}, default "doublings"
-        When `refresh` happens by itself: whenever the number of rewards has doubled.
+        When `refresh` runs by itself: whenever the number of rewards has doubled, or never.
     random_state : int, Generator or None
-        Decisions are the same by seed.
+        The same seed gives the same decisions.
 
     Examples
     --------

@@ -25,10 +25,10 @@ MODELS = ("disjoint", "shared", "hybrid")
 POLICIES = ("ids", "ucb", "thompson", "epsilon-greedy", "greedy")  # in the order of _arms.c
 MOST_WEIGHTS = 4_000  # of an arm, shared ones and its own
 MOST_ENTRIES = 1 << 28  # of covariances: 2 GB
-VISITED, CALM = 8, 0.05  # a reward is learned when so many older ones in turn move f by less than this share of its sd
+VISITED, CALM = 8, 0.05  # stop when this many older rewards in a row have moved f by less than this share of its sd
 MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
 MOST_CHANGED = 1 << 20
-ROUNDED_AWAY = 1e-12  # share of the diagonal of a precision matrix
+ROUNDED_AWAY = 1e-12  # what rounding may take from a precision matrix, as a share of its diagonal
 SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
