@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 
 import viper
 from benchmarks.table import Page, Table, machine
+from viper.decisions.arms import chances
 from viper.decisions.outcomes import NEW_FACTOR, Played
 from viper.decisions.weights import Scales, Weights
 from viper.inference.threads import one_thread
@@ -33,6 +34,12 @@ POSTERIOR_SEEDS = range(160, 164)  # worlds from which an arm's posterior is com
 FEW_REWARDS = (4, 8, 16, 32, 64, 128)
 POSTERIORS = ("viper.Bandit", "largest ELBO", "one step a reward")
 DRAWS, FREEDOM = 20_000, 8
+DIGITS_SEEDS = range(1_000, 1_125)  # more worlds of digits, since the difference there is small
+STEP_SEEDS, STEPS = (
+    range(170, 175),
+    (60, 120, 240, 480, 960, 1_600),
+)  # where single decisions are compared with exact ones
+STEP_CONTEXTS, STEP_DRAWS, STEP_FREEDOM = 150, 8_000, 40
 LOG_WEIGHTS = np.array([[1.0, -1.0, 0.0, 0.5], [0.0, 1.0, -1.0, 0.5], [0.5, 0.0, 0.5, -1.0]])  # columns × arms
 LOGGERS = ("arms at random", "a policy that prefers bad arms")
 DECISIONS = 150  # of large agents
@@ -232,6 +239,7 @@ REGRET_TITLE, EXACT_TITLE = "Regret", "Thompson sampling beside that of the exac
 SIZE_TITLE = "Many arms, many weights"
 COVERAGE_TITLE = "Intervals for another policy's reward"
 POSTERIOR_TITLE = "The posterior of an arm with few rewards, wide prior"
+STEP_TITLE = "Single decisions of Thompson sampling on digits"
 AGENTS: dict[str, tuple[str, Callable[[Setting, int, int], Agent]]] = {
     "viper, ids (default)": ("viper", ours("ids")),
     "viper, ucb": ("viper", ours("ucb")),
@@ -301,8 +309,11 @@ def run(quick: bool, device: str = "cpu") -> Page:
             setting: {name: [play_world(name, setting, seed).regret for seed in MORE_SEEDS] for name in (OURS, GIBBS)}
             for setting in SETTINGS
         }
+        lost["digits, more"] = {
+            name: [play_world(name, "digits", seed).regret for seed in DIGITS_SEEDS] for name in (OURS, GIBBS)
+        }
         page.tables.append(exact_table(lost))
-        page.tables += [posterior_table(), size_table(), coverage_table()]
+        page.tables += [step_table(), posterior_table(), size_table(), coverage_table()]
     return page
 
 
@@ -313,7 +324,10 @@ def exact_table(lost: dict[str, dict[str, list[float]]]) -> Table:
         [name, *map(mean_and_error, values)]
         for name, values in zip((OURS, GIBBS, "difference"), zip(*pairs, strict=True), strict=True)
     ]
-    notes = [f"{len(pairs[0][0])} worlds that are not in the table above; ± standard error of the mean over worlds."]
+    notes = [
+        f"{len(pairs[0][0])} worlds that are not in the table above ({len(DIGITS_SEEDS)} others in the last column); "
+        "± standard error of the mean over worlds."
+    ]
     return Table(EXACT_TITLE, ["agent", *lost], rows, notes)
 
 
@@ -335,7 +349,7 @@ def bandits_posterior(X: np.ndarray, y: np.ndarray, scale: float, visited: bool 
         else:
             weights.keep(0, (time_, 0.0, 1.0, reward, *NEW_FACTOR), x)
             weights.visit(0, 0, 0, np.inf)
-    return Gaussian(weights.mean[0], weights.covariance[0])
+    return Gaussian(weights.posterior.own_mean[0], weights.posterior.own_covariance[0])
 
 
 def largest_elbo(X: np.ndarray, y: np.ndarray, scale: float) -> Gaussian:
@@ -344,21 +358,110 @@ def largest_elbo(X: np.ndarray, y: np.ndarray, scale: float) -> Gaussian:
     return Gaussian(posterior.mean.numpy(), posterior.covariance().numpy())
 
 
+def exact_draws(
+    X: np.ndarray, y: np.ndarray, precision: np.ndarray | float, like: Gaussian, generator: np.random.Generator,
+    draws: int = DRAWS, freedom: int = FREEDOM,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Draws from a Student's t around a Gaussian, and their weights as draws from the exact posterior."""
+    found = generator.standard_normal((draws, len(like.mean)))
+    found /= np.sqrt(generator.chisquare(freedom, (draws, 1)) / freedom)
+    log_weight = 0.5 * (freedom + len(like.mean)) * np.log1p((found**2).sum(1) / freedom)
+    found = like.mean + found @ np.linalg.cholesky(like.covariance).T
+    log_weight -= 0.5 * (found**2 * precision).sum(1)
+    log_weight -= np.logaddexp(0.0, -(found @ X.T) * (2.0 * y - 1.0)).sum(1)
+    weight = np.exp(log_weight - log_weight.max())
+    return found, weight / weight.sum()
+
+
 def exact_moments(
     X: np.ndarray, y: np.ndarray, scale: float, like: Gaussian, at: np.ndarray, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sd of w'x at some x, by weighted draws from a Student's t around a Gaussian."""
-    draws = generator.standard_normal((DRAWS, len(at.T)))
-    draws /= np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM)
-    log_weight = 0.5 * (FREEDOM + len(at.T)) * np.log1p((draws**2).sum(1) / FREEDOM)
-    draws = like.mean + draws @ np.linalg.cholesky(like.covariance).T
-    log_weight -= 0.5 * (draws**2).sum(1) / scale**2
-    log_weight -= np.logaddexp(0.0, -(draws @ X.T) * (2.0 * y - 1.0)).sum(1)
-    weight = np.exp(log_weight - log_weight.max())
-    weight /= weight.sum()
+    """Mean and sd of w'x at some x."""
+    draws, weight = exact_draws(X, y, scale**-2.0, like, generator)
     f = draws @ at.T
     mean = weight @ f
     return mean, np.sqrt(weight @ (f - mean) ** 2)
+
+
+class Step(NamedTuple):
+    """What Thompson sampling knows at a time: chances of the right digit by three posteriors, and how two differ."""
+
+    ours: float
+    exact_moments: float
+    exact: float
+    shift: float  # of means, root mean square, in exact sds
+    log_ratio: float  # of sds
+
+
+def steps(seed: int) -> Iterator[tuple[int, Step]]:
+    """The next decision at some times of our Thompson sampling, about some of all digits."""
+    setting, generator = SETTINGS["digits"], np.random.default_rng([26, seed])
+    world = setting.make(seed)
+    precision = np.append(np.full(world.context.shape[1], setting.prior_scale**-2.0), setting.intercept_scale**-2.0)
+    player = viper.Bandit(
+        range(ARMS), "thompson", prior_scale=setting.prior_scale, intercept_scale=setting.intercept_scale,
+        random_state=seed,
+    )  # fmt: skip
+    for time_, (context, chance, luck) in enumerate(zip(*world, strict=True)):
+        if time_ in STEPS:
+            some = generator.choice(len(world.context), STEP_CONTEXTS, replace=False)
+            yield time_, step(player, precision, world.context[some], world.chance[some].argmax(1), generator)
+        choice = player.pull(context)
+        player.update(choice.id, float(luck < chance[choice.arm]))
+
+
+def step(
+    player: viper.Bandit, precision: np.ndarray, context: np.ndarray, right: np.ndarray, generator: np.random.Generator
+) -> Step:
+    at, log, posterior = np.c_[context, np.ones(len(context))], player.log(), player._weights.posterior
+    f = np.empty((ARMS, STEP_DRAWS, len(at)))
+    t, v, mean, variance = np.empty((4, ARMS, len(at)))
+    for arm in range(ARMS):
+        mine = log.arm == arm
+        q = Gaussian(posterior.own_mean[arm], posterior.own_covariance[arm])
+        X = np.c_[log.context[mine], np.ones(mine.sum())]
+        draws, weight = exact_draws(X, log.reward[mine], precision, q, generator, STEP_DRAWS, STEP_FREEDOM)
+        values = draws @ at.T
+        t[arm], v[arm] = at @ q.mean, np.einsum("ij,jk,ik->i", at, q.covariance, at)
+        mean[arm] = weight @ values
+        variance[arm] = weight @ (values - mean[arm]) ** 2
+        f[arm] = values[generator.choice(STEP_DRAWS, STEP_DRAWS, p=weight)]
+    gaussian, matched = (
+        float(np.mean([chances(*moments)[0][one] for *moments, one in zip(*pair, right, strict=True)]))
+        for pair in ((t.T, v.T), (mean.T, variance.T))
+    )
+    shift, log_ratio = (t - mean) / np.sqrt(variance), 0.5 * np.log(v / variance)
+    exact = float((f.argmax(0) == right).mean())
+    return Step(gaussian, matched, exact, float(np.sqrt(np.mean(shift**2))), float(log_ratio.mean()))
+
+
+def step_table() -> Table:
+    """How often the next decision is right by our posterior, by a Gaussian with exact moments, by the exact one."""
+    found: dict[int, list[Step]] = {}
+    for seed in STEP_SEEDS:
+        for time_, one in steps(seed):
+            found.setdefault(time_, []).append(one)
+    rows: list[list[str | float]] = []
+    for time_, all_of_them in found.items():
+        ours, matched, exact, shift, log_ratio = np.transpose(all_of_them)
+        gap = exact - ours
+        error = 100.0 * gap.std(ddof=1) / np.sqrt(len(gap))
+        rows.append(
+            [
+                f"{time_:,}",
+                *(f"{100.0 * one.mean():.2f}" for one in (ours, matched, exact)),
+                f"{100.0 * gap.mean():.2f} ± {error:.2f}",
+                f"{np.sqrt(np.mean(shift**2)):.3f}",
+                f"{np.exp(log_ratio.mean()):.3f}",
+            ]
+        )
+    columns = ["decision", "right, viper", "right, exact moments", "right, exact", "exact - viper", "error", "sd"]
+    notes = [
+        f"Percent of {STEP_CONTEXTS} digits, by posteriors that know the same rewards, those of our Thompson sampling; "
+        f"{len(STEP_SEEDS)} worlds. error: root mean square of the mean of the log-odds, in exact sds; sd: relative to "
+        f"the exact one. Exact: {STEP_DRAWS:,} weighted draws an arm."
+    ]
+    return Table(STEP_TITLE, columns, rows, notes)
 
 
 def few_rewards(seed: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -409,6 +512,7 @@ def size_table() -> Table:
         ("ids", "disjoint", 10_000, 10),
         ("ids", "hybrid", 60, 9),
         ("ids", "hybrid", 300, 9),
+        ("ids", "hybrid", 10_000, 9),
     ):
         generator = np.random.default_rng(0)
         agent = viper.Bandit(range(arms), policy, model, refresh="never", random_state=0)
@@ -500,5 +604,7 @@ def make_page(found: Found, device: str) -> Page:
     columns = ["agent", *SETTINGS, "µs, median", "µs, mean"]
     tables = [Table(REGRET_TITLE, columns, rows, notes)]
     return Page(
-        "Bandits with yes/no rewards", tables, [REGRET_TITLE, EXACT_TITLE, POSTERIOR_TITLE, SIZE_TITLE, COVERAGE_TITLE]
+        "Bandits with yes/no rewards",
+        tables,
+        [REGRET_TITLE, EXACT_TITLE, STEP_TITLE, POSTERIOR_TITLE, SIZE_TITLE, COVERAGE_TITLE],
     )

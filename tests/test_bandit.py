@@ -8,15 +8,17 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from tolerances import TOLERANCE
 
 import viper
-from viper.decisions import arms, compiled, evaluate
+from viper.decisions import arms, compiled, evaluate, evaluation
 from viper.decisions import bandit as bandit_module
 from viper.decisions import weights as weights_module
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.outcomes import Played
 from viper.decisions.weights import POLICIES, Policy, Scales, Weights
+from viper.inference.groups.arrow import Arrow, Split
 
 K, D = 5, 3
 CONTEXT = np.array([0.3, -1.2, 0.7])
@@ -38,6 +40,13 @@ def played(rounds, seed=0, chance=0.4, **options):
 
 def with_one(X):
     return np.c_[X, np.ones(len(X))]
+
+
+def random_part(like, rng):
+    """Random numbers of the shape of a posterior's part, and covariances where it has two equal last axes."""
+    found = rng.normal(size=like.shape)
+    square = like.ndim > 1 and like.shape[-1] == like.shape[-2]
+    return found @ found.swapaxes(-1, -2) / like.shape[-1] if square else found
 
 
 def without_library(monkeypatch):
@@ -130,9 +139,7 @@ def test_compiled_decisions_are_the_formulas(model, policy, monkeypatch):
     rng = np.random.default_rng(5)
     columns = 0 if model == "disjoint" else 2
     weights = Weights(model, Scales(1.0, 2.0), K, columns, D)
-    blocks, size = weights.mean.shape
-    root = rng.normal(size=(blocks, size, size))
-    weights.set(rng.normal(size=(blocks, size)), root @ root.transpose(0, 2, 1) / size)
+    weights.set(ArmPosterior(*(random_part(part, rng) for part in weights.posterior)))
     plain, rule = copy.deepcopy(weights), Policy(policy, 0.8, 0.2)
     vectors = weights.vectors(rng.normal(size=(K, columns)) if columns else None, CONTEXT)
     there = weights.decide(rule, np.arange(K), vectors)
@@ -164,8 +171,8 @@ def test_compiled_visits_are_the_formulas(model, monkeypatch):
     agents[1].refit()
     assert [one.next for one in agents[0].outcomes.values()] == [one.next for one in agents[1].outcomes.values()]
     assert agents[0].played()[0] == pytest.approx(agents[1].played()[0], abs=1e-9)
-    assert agents[0].mean == pytest.approx(agents[1].mean, abs=1e-8)
-    assert agents[0].covariance == pytest.approx(agents[1].covariance, abs=1e-8)
+    for one, other in zip(agents[0].posterior, agents[1].posterior, strict=True):
+        assert one == pytest.approx(other, abs=1e-8)
 
 
 # --- the posterior ---
@@ -179,7 +186,7 @@ def test_every_factor_matches_the_moments_of_its_likelihood():
     for block, kept in weights.outcomes.items():
         for row, x in zip(kept.table, kept.vectors, strict=True):
             reward, weight, precision, shift = row[3:]
-            t, v = weights.mean[block] @ x, x @ weights.covariance[block] @ x
+            t, v = weights.posterior.own_mean[block] @ x, x @ weights.posterior.own_covariance[block] @ x
             rest_precision, rest_shift = 1 / v - weight * precision, t / v - weight * shift
             f = np.linspace(t - 12 * np.sqrt(v), t + 12 * np.sqrt(v), 20_001)
             log_density = rest_shift * f - 0.5 * rest_precision * f**2 - np.logaddexp(0.0, -f if reward else f)
@@ -190,7 +197,7 @@ def test_every_factor_matches_the_moments_of_its_likelihood():
             assert (f - mean) ** 2 @ density == pytest.approx(matched, rel=1e-5)
 
 
-def test_the_posterior_of_few_rewards_under_a_wide_prior():
+def test_the_weights_given_few_rewards_under_a_wide_prior():
     """Means and sds of log-odds beside the exact ones, by weighted draws; those of the largest ELBO are too narrow."""
     rng, columns, scale, freedom = np.random.default_rng(0), 9, 10.0, 8
     X, y = rng.normal(size=(12, columns)), rng.integers(0, 2, 12)
@@ -200,7 +207,7 @@ def test_the_posterior_of_few_rewards_under_a_wide_prior():
     weights = agent._weights
     draws = rng.standard_normal((40_000, columns + 1)) / np.sqrt(rng.chisquare(freedom, (40_000, 1)) / freedom)
     log_weight = 0.5 * (freedom + columns + 1) * np.log1p((draws**2).sum(1) / freedom)
-    draws = weights.mean[0] + draws @ np.linalg.cholesky(weights.covariance[0]).T
+    draws = weights.posterior.own_mean[0] + draws @ np.linalg.cholesky(weights.posterior.own_covariance[0]).T
     log_weight -= 0.5 * (draws**2).sum(1) / scale**2
     log_weight -= np.logaddexp(0.0, -(draws @ with_one(X).T) * (2 * y - 1)).sum(1)
     weight = np.exp(log_weight - log_weight.max())
@@ -271,14 +278,21 @@ def test_rewards_that_are_no_longer_kept_stay_in_the_posterior():
     assert np.abs(np.subtract(chances[2], chances[1])).max() > 0.1
 
 
+def own_covariances(precision):
+    """Of arms that share no weights."""
+    arms_count, own, _ = precision.shape
+    no = Arrow(np.zeros((0, 0)), np.zeros((arms_count, own, 0)), precision)
+    return weights_module.weights_given(no, Split(np.zeros(0), np.zeros((arms_count, own)))).own_covariance
+
+
 def test_precisions_that_are_singular_but_for_rounding_have_inverses():
     """P = e I + 1 1ᵀ, where e is less than rounding: along 1 the variance is that of one row."""
     precision = np.full((1, 2, 2), 1.0) + 1e-17 * np.eye(2)
-    covariance = weights_module.inverses(precision)[0]
+    covariance = own_covariances(precision)[0]
     assert np.ones(2) @ covariance @ np.ones(2) == pytest.approx(1.0, abs=1e-3)
     assert covariance[0, 0] > 1e11
     root, units = np.random.default_rng(0).normal(size=(3, 4, 4)), np.outer(*[[1e-6, 1.0, 1e3, 1e8]] * 2)
-    found = weights_module.inverses(root @ root.transpose(0, 2, 1) * units) * units
+    found = own_covariances(root @ root.transpose(0, 2, 1) * units) * units
     exact = np.linalg.inv(root)
     assert found == pytest.approx(exact.transpose(0, 2, 1) @ exact, rel=1e-9)
 
@@ -353,6 +367,41 @@ def test_shared_weights_of_indicators_are_disjoint_arms():
             agent.refresh()
 
 
+@pytest.mark.parametrize(("memory", "forget"), [(1_000, 1.0), (40, 1.0), (1_000, 0.97), (40, 0.97)])
+def test_hybrid_weights_are_shared_ones_of_the_whole_design(memory, forget):
+    """The arrow matrix beside the dense one: own weights of an arm as shared weights of features that others lack."""
+    rng, columns, options = np.random.default_rng(7), 2, {"memory": memory, "forget": forget, "refresh": "never"}
+    own = rng.normal(size=(K, columns))
+    hybrid = viper.Bandit(range(K), "ucb", "hybrid", intercept_scale=1.0, **options)
+    dense = viper.Bandit(range(K), "ucb", "shared", intercept_scale=1e-7, **options)
+
+    def odds_of_all(context):
+        x = np.append(context, 1.0)
+        whole = np.c_[own, np.tile(x, (K, 1)), np.kron(np.eye(K), x)]
+        choices = hybrid.pull(context, own, slate=K), dense.pull(features=whole, slate=K)
+        for one, other in zip(*choices, strict=True):
+            assert one.arm == other.arm
+            assert one.probability == pytest.approx(other.probability, abs=1e-9)
+            assert one.interval == pytest.approx(other.interval, abs=1e-9)
+        return choices
+
+    for _ in range(70):
+        choices, reward = odds_of_all(rng.normal(size=D)), int(rng.integers(2))
+        for agent, (choice, *_) in zip((hybrid, dense), choices, strict=True):
+            agent.update(choice.id, reward)
+    for agent in (hybrid, dense):
+        agent.refresh()
+    odds_of_all(CONTEXT)
+
+
+def test_the_memory_of_hybrid_weights_grows_as_the_number_of_arms():
+    entries = [
+        sum(part.size for part in Weights("hybrid", Scales(1.0, 1.0), arm_count, 4, 9).posterior)
+        for arm_count in (1_000, 2_000)
+    ]
+    assert entries[1] < 2.0 * entries[0]
+
+
 # --- decisions ---
 
 
@@ -414,6 +463,20 @@ def test_a_copy_goes_its_own_way():
         assert other.probabilities(CONTEXT) == before
 
 
+def test_what_is_copied_does_not_change_while_it_is_copied():
+    """Pickling and copying walk through what `__getstate__` returns, while other threads may go on."""
+    agent = played(20)
+    state = agent.__getstate__()
+    before = [part.copy() for part in state["_weights"].posterior]
+    played_before = state["_weights"].played()[0].copy()
+    for _ in range(5):
+        agent.update(agent.pull(CONTEXT).id, 1)
+    for one, other in zip(state["_weights"].posterior, before, strict=True):
+        assert (one == other).all()
+    assert (state["_weights"].played()[0] == played_before).all()
+    assert state["_next_id"] == 20
+
+
 def test_the_same_seed_decides_the_same():
     one, other = (played(50, policy="thompson") for _ in range(2))
     assert [one.pull(CONTEXT).arm for _ in range(20)] == [other.pull(CONTEXT).arm for _ in range(20)]
@@ -454,7 +517,7 @@ def test_ten_thousand_arms():
 
 @pytest.mark.parametrize("model", ["disjoint", "hybrid"])
 def test_a_saved_bandit_goes_on_as_the_first_one(model, tmp_path):
-    agent = played(70, policy="thompson", model=model, memory=50)
+    agent = played(70, policy="thompson", model=model, memory=50, forget=0.99)
     agent.retire_arm("arm 4")
     waiting = agent.pull(CONTEXT)
     agent.save(tmp_path / "agent.viper")
@@ -547,6 +610,62 @@ def test_intervals_cover(n):
     assert (np.abs(hits / 120 - 0.95) < 0.06).all()
 
 
+def test_intervals_of_rewards_that_are_nearly_all_alike_cover():
+    """Nineteen in twenty rewards are 1, and about ten rows count; by Student's t, a third of the intervals miss."""
+    hits, logs = 0, 400
+    for seed in range(logs):
+        rng = np.random.default_rng(seed)
+        propensity = rng.choice([0.05, 0.5], 60)
+        weight = (rng.random(60) < propensity) / propensity
+        found = evaluation.ratio_estimate((rng.random(60) < 0.95).astype(float), 0.95, weight)
+        hits += found.lower <= 0.95 <= found.upper
+    assert hits / logs == pytest.approx(0.95, abs=0.035)
+
+
+def test_the_ends_of_an_interval_are_as_far_as_their_own_variance_says():
+    rng = np.random.default_rng(0)
+    weight, reward, z = rng.gamma(0.5, 1.0, 40), rng.integers(0, 2, 40).astype(float), norm.ppf(0.95)
+    share = weight / weight.sum()
+    count = 1.0 / (share**2).sum()
+    value, *ends = evaluation.ratio_estimate(reward, 0.9, weight)
+    assert value == pytest.approx(share @ reward)
+    for end in ends:
+        told, smooth = (share**2 * (reward - end) ** 2).sum(), end * (1.0 - end) / count
+        variance = (count * told + evaluation.PSEUDO_ROWS * smooth) / (count + evaluation.PSEUDO_ROWS)
+        assert (end - value) ** 2 == pytest.approx(z**2 * variance)
+
+
+def test_the_interval_of_the_logs_own_reward_is_wilsons():
+    log, _ = logged(20)
+    for wins in (0, 3, 20):
+        found = evaluate(log | {"reward": np.repeat([1.0, 0.0], [wins, 20 - wins])}, np.ones(20)).logged
+        wilson = binomtest(wins, 20).proportion_ci(method="wilson")
+        assert found[1:] == pytest.approx([wilson.low, wilson.high], abs=1e-9)
+
+
+@pytest.mark.parametrize("tilt", [-0.4, 0.0, 1e-7, 0.05, 0.6])
+def test_untilting_is_the_inverse_of_halls_transformation(tilt):
+    for t in (-2.0, 0.3, 2.0):
+        u = evaluation.untilted(t, tilt)
+        assert u + tilt * u**2 / 3 + tilt**2 * u**3 / 27 + tilt / 6 == pytest.approx(t, abs=1e-6)
+
+
+def test_intervals_where_nothing_varies():
+    log, _ = logged(40)
+    found = evaluate(log | {"reward": np.ones(40)}, np.tile([0.5, 0.3, 0.2], (40, 1)))
+    for one in (found.logged, found.snips):
+        assert one.value == pytest.approx(1.0)
+        assert one.lower < 0.98
+        assert one.upper == pytest.approx(1.0)
+    unlucky = evaluate(log | {"reward": np.zeros(40)}, np.tile([0.5, 0.3, 0.2], (40, 1)))
+    assert unlucky.ips == unlucky.snips
+    assert unlucky.ips.upper > 0.02
+    never = evaluate(log, np.zeros(40))
+    assert np.isnan(never.snips.value)
+    assert never.snips[1:] == (0.0, 1.0)
+    assert never.effective_rows == 0.0
+
+
 @pytest.mark.slow
 def test_doubly_robust_intervals_cover():
     """As above, 40 logs, three standard errors; models that have seen their rows would promise too much."""
@@ -569,6 +688,8 @@ def test_policies_may_be_functions_arrays_and_bandits():
     assert evaluate(frame, lambda x: {0: 0.5, 1: 0.5}) == evaluate(log, lambda x: {0: 0.5, 1: 0.5})
     agent = played(80, policy="epsilon-greedy")
     assert "rows count" in str(evaluate(agent.log(), agent))
+    agent.retire_arm("arm 0")
+    assert evaluate(agent.log(), agent, arms=[*agent.arms, "arm 0"]) == evaluate(agent.log(), agent)
 
 
 # --- bad input ---
@@ -580,6 +701,20 @@ def test_policies_may_be_functions_arrays_and_bandits():
         (lambda: viper.Bandit([]), "at least one"),
         (lambda: viper.Bandit(["a", "a"]), "all different; got 'a' twice"),
         (lambda: viper.Bandit([None]), "a text or a number"),
+        (lambda: viper.Bandit("abc"), "arms must be a list of texts or numbers; got 'abc'"),
+        (lambda: viper.Bandit(3), "arms must be a list of texts or numbers; got 3"),
+        (lambda: viper.Bandit([np.nan, 1]), "a text or a finite number; got nan"),
+        (lambda: viper.Bandit(["a"], random_state="x"), "random_state must be a whole number from 0 on"),
+        (lambda: played(2).update("x", 1), "must be a number, or ids and rewards lists of numbers; got 'x'"),
+        (lambda: played(2).update([0], 1), "reward must be a number, or ids and rewards lists"),
+        (lambda: played(2).update(played(2).pull(CONTEXT), 1), "id must be a number, or ids and rewards lists"),
+        (lambda: played(2).update([[0]], [1]), "awaits its reward; got [0]"),
+        (lambda: evaluate(logged(5)[0], "a"), "policy must be a Bandit, a function or probabilities; got 'a'"),
+        (lambda: evaluate(logged(5)[0], lambda x: {0: "x"}), "must return probabilities of arms; got 'x'"),
+        (lambda: evaluate(logged(5)[0], np.ones(5), arms=[0, 1, 2, 1]), "arms must be all different"),
+        (lambda: evaluate(logged(5)[0], np.ones(5), level="x"), "level must lie between 0 and 1; got 'x'"),
+        (lambda: evaluate(logged(5)[0] | {"arm": 3}, np.ones(5)), "arm must be a list of arms; got 3"),
+        (lambda: evaluate(logged(5)[0] | {"arm": [None] * 5}, np.ones(5)), "an arm must be a text or a number"),
         (lambda: viper.Bandit(["a"], "exp3"), "policy must be one of"),
         (lambda: viper.Bandit(["a"], model="deep"), "model must be one of"),
         (lambda: viper.Bandit(["a"], spread=0), "spread must be a number from 1e-50 to 1e+50; got 0"),
@@ -592,7 +727,11 @@ def test_policies_may_be_functions_arrays_and_bandits():
         (lambda: played(2).pull([1.0, np.nan, 0.0]), "context must be finite"),
         (lambda: played(2).pull([1.0, -1e200, 0.0]), "context must be from -1e+50 to 1e+50"),
         (lambda: viper.Bandit(["a"]).pull(np.zeros(5_000)), "got 5,001. Use fewer columns."),
-        (lambda: viper.Bandit(range(90), model="hybrid").pull(np.zeros(50)), "got 4,641. Use fewer arms or columns"),
+        (
+            lambda: viper.Bandit(["a"], model="hybrid").pull(np.zeros(2_000)),
+            "may have 4,000 weights; got 4,002.",
+        ),
+        (lambda: viper.Bandit(range(9_000)).pull(np.zeros(300)), "may take 2.1 GB of memory; got 6.5."),
         (lambda: played(2).pull("abc"), "context must be numbers"),
         (lambda: played(2).pull(CONTEXT, features=np.ones((K, 1))), "features need model="),
         (lambda: played(2).pull(CONTEXT, allowed=[]), "at least one, each named once"),
@@ -615,9 +754,10 @@ def test_bad_input_is_one_clear_error(call, words):
         call()
 
 
-def test_a_refused_arm_changes_nothing():
+def test_a_refused_arm_changes_nothing(monkeypatch):
     agent = viper.Bandit(range(2), model="hybrid", random_state=0)
-    before = agent.probabilities(np.zeros(1_200))
+    before = agent.probabilities(CONTEXT)
+    monkeypatch.setattr(weights_module, "MOST_ENTRIES", 3 * (D + 1) ** 2 * 2)
     for arm, like, error in (
         ("z", None, ValueError),
         ([1], None, TypeError),
@@ -626,7 +766,7 @@ def test_a_refused_arm_changes_nothing():
     ):
         with pytest.raises(error):
             agent.add_arm(arm, like=like)
-    assert agent.probabilities(np.zeros(1_200)) == before
+    assert agent.probabilities(CONTEXT) == before
 
 
 def test_a_refused_reward_changes_nothing():

@@ -46,19 +46,43 @@ static double entropy(double p) {
     return -(p > 0.0 ? p * log(p) : 0.0) - (q > 0.0 ? q * log(q) : 0.0);
 }
 
-/* t[k] = mean[k]'x[k] and v[k] = x[k]' covariance[k] x[k]; a stride of 0 means that all arms have the same. */
-static void moments(ptrdiff_t arms, ptrdiff_t d, const double *x, ptrdiff_t x_stride, const double *mean,
-                    const double *covariance, const ptrdiff_t *block, double *t, double *v) {
+/* As ArmPosterior in arms.py: what all arms share, and then, one arm after the other, what is their own. x of an arm's
+   log-odds f = w'x has `width` numbers: those of the shared weights are its first, those of its own ones its last. */
+typedef struct {
+    ptrdiff_t width, shared, own;
+    double *mean, *covariance, *own_mean, *slope, *own_covariance;
+} posterior;
+
+/* u, with which f = u'(shared weights) + c'(own weights where the shared ones are 0); c is the last part of x. */
+static void shared_part(const posterior *q, ptrdiff_t arm, const double *x, const double *c, double *u) {
+    const double *slope = q->slope + arm * q->own * q->shared;
+    for (ptrdiff_t i = 0; i < q->shared; i++) u[i] = x[i];
+    for (ptrdiff_t j = 0; j < q->own; j++)
+        for (ptrdiff_t i = 0; i < q->shared; i++) u[i] += c[j] * slope[j * q->shared + i];
+}
+
+/* Add mean'x and x' covariance x. */
+static void add_moments(ptrdiff_t d, const double *x, const double *mean, const double *covariance, double *t,
+                        double *v) {
+    for (ptrdiff_t i = 0; i < d; i++) {
+        if (x[i] == 0.0) continue;
+        double across = 0.0;
+        for (ptrdiff_t j = 0; j < d; j++) across += covariance[i * d + j] * x[j];
+        *t += mean[i] * x[i];
+        *v += across * x[i];
+    }
+}
+
+/* Mean t[k] and variance v[k] of each arm's log-odds; a stride of 0 means that all arms have the same x. `u` has room
+   for the shared part. */
+static void moments(ptrdiff_t arms, const ptrdiff_t *arm, const posterior *q, const double *x, ptrdiff_t x_stride,
+                    double *t, double *v, double *u) {
     for (ptrdiff_t k = 0; k < arms; k++, x += x_stride) {
-        const double *m = mean + block[k] * d, *C = covariance + block[k] * d * d;
+        const double *c = x + q->width - q->own;
         t[k] = v[k] = 0.0;
-        for (ptrdiff_t i = 0; i < d; i++) {
-            if (x[i] == 0.0) continue;
-            double across = 0.0;
-            for (ptrdiff_t j = 0; j < d; j++) across += C[i * d + j] * x[j];
-            t[k] += m[i] * x[i];
-            v[k] += across * x[i];
-        }
+        shared_part(q, arm[k], x, c, u);
+        add_moments(q->own, c, q->own_mean + arm[k] * q->own, q->own_covariance + arm[k] * q->own * q->own, t + k, v + k);
+        add_moments(q->shared, u, q->mean, q->covariance, t + k, v + k);
         v[k] = fmax(v[k], 0.0);
     }
 }
@@ -178,21 +202,24 @@ enum { DIRECTED, UPPER, THOMPSON }; /* the others take the largest reward */
 
 /* One decision: `out` receives t, v, reward, information and the chance of being chosen of every arm. Returns 0, or 1 if
    there is no memory. */
-EXPORT int arm_decision_1(int policy, double spread, double epsilon, ptrdiff_t arms, ptrdiff_t d, const double *x,
-                          ptrdiff_t x_stride, const double *mean, const double *covariance, const ptrdiff_t *block,
+EXPORT int arm_decision_2(int policy, double spread, double epsilon, ptrdiff_t arms, const ptrdiff_t *arm,
+                          const double *x, ptrdiff_t x_stride, ptrdiff_t width, ptrdiff_t shared, ptrdiff_t own,
+                          double *mean, double *covariance, double *own_mean, double *slope, double *own_covariance,
                           ptrdiff_t size, const double *weight, const double *variance, double *out) {
     const mixture mix = {size, weight, variance};
+    const posterior q = {width, shared, own, mean, covariance, own_mean, slope, own_covariance};
     double *t = out, *v = out + arms, *reward = out + 2 * arms, *information = out + 3 * arms, *chance = out + 4 * arms;
-    double *work = malloc(arms * (3 * sizeof(double) + sizeof(offer)));
+    double *work = malloc(arms * (3 * sizeof(double) + sizeof(offer)) + shared * sizeof(double));
     if (!work) return 1;
-    moments(arms, d, x, x_stride, mean, covariance, block, t, v);
+    offer *offers = (offer *)(work + 3 * arms);
+    moments(arms, arm, &q, x, x_stride, t, v, (double *)(offers + arms));
     rewards(arms, t, v, &mix, reward, information);
     if (policy == THOMPSON)
         chances(arms, t, v, spread, chance, work);
     else if (policy == DIRECTED) {
         const double best = chances(arms, t, v, spread, chance, work);
         for (ptrdiff_t k = 0; k < arms; k++) work[k] = fmax(best - reward[k], 0.0);
-        least_ratio(arms, work, information, chance, (offer *)(work + 3 * arms));
+        least_ratio(arms, work, information, chance, offers);
     } else if (policy == UPPER) {
         for (ptrdiff_t k = 0; k < arms; k++) work[k] = t[k] + spread * sqrt(v[k]);
         largest(arms, work, chance);
@@ -208,59 +235,68 @@ typedef struct {
     double time, arm, propensity, reward, weight, precision, shift;
 } outcome;
 
-/* Moves an outcome's factor to where the posterior has the moments of the other factors times the likelihood. Returns
-   how far f moves, in its sds.
-   Where f is far on the wrong side, s(f) = e^f s(-f) turns the expectation into one of a shifted Gaussian. */
-static double visit(ptrdiff_t d, const double *x, outcome *one, double *mean, double *covariance, const mixture *mix,
-                    double *across) {
-    double t = 0.0, v = 0.0;
+static double product(ptrdiff_t d, const double *x, const double *y) {
+    double sum = 0.0;
+    for (ptrdiff_t i = 0; i < d; i++) sum += x[i] * y[i];
+    return sum;
+}
+
+/* mean += step * across, and covariance -= loss * across across'. */
+static void move(ptrdiff_t d, const double *across, double step, double loss, double *mean, double *covariance) {
     for (ptrdiff_t i = 0; i < d; i++) {
-        double sum = 0.0;
-        for (ptrdiff_t j = 0; j < d; j++) sum += covariance[i * d + j] * x[j];
-        across[i] = sum;
-        t += mean[i] * x[i];
-        v += sum * x[i];
+        mean[i] += step * across[i];
+        for (ptrdiff_t j = 0; j < d; j++) covariance[i * d + j] -= loss * (across[i] * across[j]);
     }
+}
+
+/* Moves an outcome's factor to where the posterior has the moments of the other factors times the likelihood. Returns
+   how far f moves, in its sds. `work` has room for 2 numbers a shared weight and one an own weight.
+   Given the shared weights w, f is N(u'w + a, tau). Its factor of precision p and shift b is one of u'w with precision
+   p / (1 + p tau) and shift (b - p a) / (1 + p tau) when the arm's own weights are integrated out.
+   Where f is far on the wrong side, s(f) = e^f s(-f) turns the expectation into one of a shifted Gaussian. */
+static double visit(const posterior *q, const double *x, outcome *one, const mixture *mix, double *work) {
+    const ptrdiff_t arm = (ptrdiff_t)one->arm, n = q->shared, d = q->own;
+    double *own_mean = q->own_mean + arm * d, *slope = q->slope + arm * d * n, *own_cov = q->own_covariance + arm * d * d;
+    double *u = work, *across = work + n, *own_across = work + 2 * n;
+    const double *c = x + q->width - d;
+    shared_part(q, arm, x, c, u);
+    for (ptrdiff_t i = 0; i < d; i++) own_across[i] = product(d, own_cov + i * d, c);
+    for (ptrdiff_t i = 0; i < n; i++) across[i] = product(n, q->covariance + i * n, u);
+    const double a = product(d, own_mean, c), b = product(n, q->mean, u), t = a + b;
+    const double tau = product(d, own_across, c), s = product(n, across, u), v = tau + s;
     const double left = 1.0 / v - one->weight * one->precision;
     if (!(v > 0.0 && left > 0.0)) return 0.0;
     const double sign = one->reward > 0.5 ? 1.0 : -1.0, others = 1.0 / left;
     const double centre = (t / v - one->weight * one->shift) * others, toward = sign * centre;
     const int far = toward + others < 0.0;
-    const sigmoid s = expected_sigmoid(mix, far ? -(toward + others) : toward, others);
-    const double a = s.slope / s.value, slope = sign * (far ? 1.0 - a : a), curvature = a * a - s.bend / s.value;
-    const double stays = 1.0 - others * curvature;
+    const sigmoid sum = expected_sigmoid(mix, far ? -(toward + others) : toward, others);
+    const double rise = sum.slope / sum.value, curvature = rise * rise - sum.bend / sum.value;
+    const double step = sign * (far ? 1.0 - rise : rise), stays = 1.0 - others * curvature;
     if (!(curvature >= 0.0 && stays > 0.0)) return 0.0;
-    const double precision = curvature / stays, shift = (slope + centre * curvature) / stays;
+    const double precision = curvature / stays, shift = (step + centre * curvature) / stays;
     const double more = one->weight * (precision - one->precision), push = one->weight * (shift - one->shift);
-    const double loss = more / (1.0 + more * v), gain = (push - more * t) / (1.0 + more * v);
+    const double more_of_u = more / (1.0 + more * tau), push_of_u = (push - more * a) / (1.0 + more * tau);
     one->precision = precision;
     one->shift = shift;
-    for (ptrdiff_t i = 0; i < d; i++) {
-        mean[i] += gain * across[i];
-        for (ptrdiff_t j = 0; j < d; j++) covariance[i * d + j] -= loss * (across[i] * across[j]);
-    }
-    return fmax(fabs(gain) * sqrt(v), fabs(loss) * v);
-}
-
-/* The vector x with f = w'x: the one given or, in a hybrid model, the one given and its last `own` numbers again, where
-   the arm has its own weights. */
-static const double *design(ptrdiff_t d, ptrdiff_t width, ptrdiff_t own, const double *vector, ptrdiff_t arm, double *x) {
-    if (d == width) return vector;
-    for (ptrdiff_t i = 0; i < d; i++) x[i] = i < width ? vector[i] : 0.0;
-    for (ptrdiff_t i = 0; i < own; i++) x[width + arm * own + i] = vector[width - own + i];
-    return x;
+    for (ptrdiff_t j = 0; j < d; j++)
+        for (ptrdiff_t i = 0; i < n; i++) slope[j * n + i] -= more_of_u * own_across[j] * u[i];
+    move(d, own_across, push_of_u, more_of_u, own_mean, own_cov);
+    const double within = 1.0 + more_of_u * s;
+    move(n, across, (push_of_u - more_of_u * b) / within, more_of_u / within, q->mean, q->covariance);
+    return fmax(fabs(push - more * t) * sqrt(v), fabs(more) * v) / (1.0 + more * v);
 }
 
 /* Visits the newest outcome and then, in turn from `first`, others until `least` one after the other have moved f by
-   less than `calm`, or `most` are visited. Returns their number. `work` has room for 2 d numbers. */
-EXPORT int arm_visits_1(ptrdiff_t outcomes, ptrdiff_t first, ptrdiff_t least, ptrdiff_t most, double calm, ptrdiff_t d,
-                        ptrdiff_t width, ptrdiff_t own, const double *vectors, double *kept, double *mean,
-                        double *covariance, ptrdiff_t size, const double *weight, const double *variance, double *work) {
+   less than `calm`, or `most` are visited. Returns their number. `work` is as in visit. */
+EXPORT int arm_visits_2(ptrdiff_t outcomes, ptrdiff_t first, ptrdiff_t least, ptrdiff_t most, double calm,
+                        const double *vectors, double *kept, ptrdiff_t width, ptrdiff_t shared, ptrdiff_t own,
+                        double *mean, double *covariance, double *own_mean, double *slope, double *own_covariance,
+                        ptrdiff_t size, const double *weight, const double *variance, double *work) {
     const mixture mix = {size, weight, variance};
+    const posterior q = {width, shared, own, mean, covariance, own_mean, slope, own_covariance};
     outcome *all = (outcome *)kept;
     for (ptrdiff_t visited = 0, quiet = 0, i = outcomes - 1;; i = (first + visited++) % outcomes) {
-        const double *x = design(d, width, own, vectors + i * width, (ptrdiff_t)all[i].arm, work);
-        quiet = visit(d, x, all + i, mean, covariance, &mix, work + d) < calm ? quiet + 1 : 0;
+        quiet = visit(&q, vectors + i * width, all + i, &mix, work) < calm ? quiet + 1 : 0;
         if (quiet >= least || visited >= most) return (int)visited;
     }
 }

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, ndtr, xlogy
 
-from viper.decisions.outcomes import PRECISION, REWARD, SHIFT
+from viper.decisions.outcomes import ARM, PRECISION, REWARD, SHIFT
 from viper.softplus.mixture_table import MIXTURES
 
 ACCURACY = 1e-8  # of expectations
@@ -36,13 +36,32 @@ class MatchedStep(NamedTuple):
     curvature: float
 
 
-def arm_moments(
-    x: np.ndarray, mean: np.ndarray, covariance: np.ndarray, block: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of each arm's log-odds. Arm k has the weights of block[k]; x has one row, or one an arm."""
-    rows = np.broadcast_to(x, (len(block), x.shape[1]))
-    across = np.einsum("kij,kj->ki", covariance[block], rows)
-    return np.einsum("ki,ki->k", mean[block], rows), np.maximum(np.einsum("ki,ki->k", across, rows), 0.0)
+class ArmPosterior(NamedTuple):
+    """All weights: those that arms share are N(mean, covariance), and given these, w, those of arm a alone are
+    N(own_mean[a] + slope[a] w, own_covariance[a]). A model without weights of one kind has arrays without columns.
+    """
+
+    mean: np.ndarray  # s
+    covariance: np.ndarray  # s × s
+    own_mean: np.ndarray  # arms × o
+    slope: np.ndarray  # arms × o × s
+    own_covariance: np.ndarray  # arms × o × o
+
+
+def arm_moments(x: np.ndarray, posterior: ArmPosterior, arm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of the log-odds of arms; x has one row, or one an arm.
+
+    f = u'w + c'(own weights at w = 0), where the shared part of x and what c says of w through an arm's own weights
+    add up to u.
+    """
+    shared, own = len(posterior.mean), posterior.own_mean.shape[1]
+    rows = np.broadcast_to(x, (len(arm), x.shape[1]))
+    c = rows[:, rows.shape[1] - own :]
+    u = rows[:, :shared] + np.einsum("kos,ko->ks", posterior.slope[arm], c)
+    across = np.einsum("koj,ko->kj", posterior.own_covariance[arm], c)
+    t = u @ posterior.mean + np.einsum("ko,ko->k", posterior.own_mean[arm], c)
+    v = np.einsum("ks,ks->k", u @ posterior.covariance, u) + np.einsum("ko,ko->k", across, c)
+    return t, np.maximum(v, 0.0)
 
 
 def rewards(t: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,38 +154,42 @@ def matched_step(t: float, v: float, reward: float) -> MatchedStep:
     return MatchedStep(sign * (1.0 - a if far else a), a * a - bend / value)
 
 
-def visit(x: np.ndarray, outcome: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
-    """Move an outcome's factor to where the posterior, N(mean, covariance), has the moments of the other factors times
-    the likelihood. Returns how far f = w'x moves, in its sds.
+def visit(x: np.ndarray, outcome: np.ndarray, posterior: ArmPosterior) -> float:
+    """Move an outcome's factor to where the posterior has the moments of the other factors times the likelihood.
+    Returns how far f moves, in its sds.
+
+    Given the shared weights w, f is N(u'w + a, τ). Its factor of precision p and shift b is one of u'w with precision
+    p / (1 + p τ) and shift (b - p a) / (1 + p τ) when the arm's own weights are integrated out.
     """
-    reward, weight, precision, shift = outcome[REWARD:]
-    across = covariance @ x
-    t, v = float(mean @ x), float(across @ x)
+    mean, covariance, own_means, slopes, own_covariances = posterior
+    arm, (reward, weight, precision, shift) = int(outcome[ARM]), outcome[REWARD:]
+    own_mean, slope, own_covariance = own_means[arm], slopes[arm], own_covariances[arm]
+    c = x[len(x) - len(own_mean) :]
+    u = x[: len(mean)] + c @ slope
+    own_across, across = own_covariance @ c, covariance @ u
+    a, b, tau, s = float(own_mean @ c), float(mean @ u), float(own_across @ c), float(across @ u)
+    t, v = a + b, tau + s
     if not (v > 0.0 and 1.0 / v > weight * precision):
         return 0.0
     others = 1.0 / (1.0 / v - weight * precision)
     centre = (t / v - weight * shift) * others
-    slope, curvature = matched_step(centre, others, reward)
+    step, curvature = matched_step(centre, others, reward)
     stays = 1.0 - others * curvature
     if not (curvature >= 0.0 and stays > 0.0):
         return 0.0
-    outcome[PRECISION], outcome[SHIFT] = curvature / stays, (slope + centre * curvature) / stays
+    outcome[PRECISION], outcome[SHIFT] = curvature / stays, (step + centre * curvature) / stays
     more, push = weight * (outcome[PRECISION] - precision), weight * (outcome[SHIFT] - shift)
-    loss, gain = more / (1.0 + more * v), (push - more * t) / (1.0 + more * v)
-    mean += gain * across
-    covariance -= loss * np.outer(across, across)
-    return max(abs(gain) * math.sqrt(v), abs(loss) * v)
+    more_of_u, push_of_u = more / (1.0 + more * tau), (push - more * a) / (1.0 + more * tau)
+    own_mean += push_of_u * own_across
+    slope -= more_of_u * np.outer(own_across, u)
+    own_covariance -= more_of_u * np.outer(own_across, own_across)
+    mean += (push_of_u - more_of_u * b) / (1.0 + more_of_u * s) * across
+    covariance -= more_of_u / (1.0 + more_of_u * s) * np.outer(across, across)
+    return max(abs(push - more * t) * math.sqrt(v), abs(more) * v) / (1.0 + more * v)
 
 
 def visits(
-    X: np.ndarray,
-    table: np.ndarray,
-    first: int,
-    least: int,
-    most: int,
-    calm: float,
-    mean: np.ndarray,
-    covariance: np.ndarray,
+    X: np.ndarray, table: np.ndarray, first: int, least: int, most: int, calm: float, posterior: ArmPosterior
 ) -> int:
     """Visit the newest outcome and then, in turn from `first`, others until `least` one after the other have moved f by
     less than `calm`, or `most` are visited. Returns their number.
@@ -174,7 +197,7 @@ def visits(
     visited = quiet = 0
     i = len(table) - 1
     while True:
-        quiet = quiet + 1 if visit(X[i], table[i], mean, covariance) < calm else 0
+        quiet = quiet + 1 if visit(X[i], table[i], posterior) < calm else 0
         if quiet >= least or visited >= most:
             return visited
         i, visited = (first + visited) % len(table), visited + 1

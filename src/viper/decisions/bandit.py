@@ -1,9 +1,10 @@
 """Contextual bandits with yes/no rewards: which arm to try next, with the probability of having chosen it."""
 
+import copy
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -83,16 +84,16 @@ class Bandit:
     spread : float, default 1
         Sds of the log-odds: more explores more. For "ids", "ucb" and "thompson".
     epsilon : float, optional
-        Share of decisions that take any arm, with every policy: 0.1 for "epsilon-greedy", otherwise 0. Some, if another
-        policy is to be judged by the log.
+        Share of decisions in which every arm has the same chance, whatever the policy. By default 0.1 for
+        "epsilon-greedy" and 0 for the others. Set it above 0 if you want to evaluate other policies from the log.
     memory : int, default 10,000
         Rewards that are kept, for `refresh` and for `log`. Older ones stay in the posterior.
     forget : float in (0, 1], default 1
-        Factor of the weight of all older rewards at each reward; below 1 for worlds that change.
+        Each new reward multiplies the weight of all older ones by this number. Choose it below 1 if the world changes.
     refresh : {"doublings", "never"}, default "doublings"
-        When `refresh` happens by itself: whenever the number of rewards has doubled.
+        When `refresh` runs by itself: whenever the number of rewards has doubled, or never.
     random_state : int, Generator or None
-        Decisions are the same by seed.
+        The same seed gives the same decisions.
 
     Examples
     --------
@@ -139,11 +140,13 @@ class Bandit:
         self.arms: list[Any] = []
         self._number: dict[Any, int] = {}  # of each arm, retired ones too
         self._allowed = np.zeros(0, dtype=np.intp)
+        if isinstance(arms, str) or not isinstance(arms, Iterable):
+            raise TypeError(f"arms must be a list of texts or numbers; got {shown(arms)}.")
         for arm in arms:
             self._name_arm(self._new_name(arm))
         if not self.arms:
             raise ValueError("arms must be at least one; got none.")
-        self._generator = np.random.default_rng(random_state)
+        self._generator = generator_of(random_state)
         self._lock = threading.RLock()
         self._weights: Weights | None = None  # until the first context says how many columns there are
         self._pending: dict[int, Pending] = {}
@@ -186,6 +189,8 @@ class Bandit:
         arm = arm.item() if isinstance(arm, np.generic) else arm  # as files store it
         if not isinstance(arm, str | Real):
             raise TypeError(f"an arm must be a text or a number; got {type(arm).__name__}.")
+        if arm in (math.inf, -math.inf) or arm != arm:
+            raise ValueError(f"an arm must be a text or a finite number; got {arm}.")
         if arm in self.arms:
             raise ValueError(f"arms must be all different; got {shown(arm)} twice.")
         return arm
@@ -315,14 +320,15 @@ class Bandit:
         Nothing is learned if any of them is refused.
         """
         with self._lock:
-            ids: list[Any] = [id] if isinstance(id, Integral) else list(id)
-            given = [reward] if isinstance(id, Integral) else list(reward)
+            ids, given = (
+                ([id], [reward]) if isinstance(id, Integral) else (items_in(id, "id"), items_in(reward, "reward"))
+            )
             if len(ids) != len(given):
                 raise ValueError(f"there must be a reward for every id, {len(ids)}; got {len(given)}.")
             values = [checked_reward(value) for value in given]
-            seen: set[int] = set()
+            seen: set[Any] = set()
             for one in ids:
-                if one not in self._pending or one in seen:
+                if not isinstance(one, Integral) or one not in self._pending or one in seen:
                     raise ValueError(
                         f"id must be that of a choice that awaits its reward; got {shown(one)}. Each takes one reward, "
                         f"and the last {MOST_PENDING:,} choices are remembered."
@@ -399,7 +405,9 @@ class Bandit:
         return f"Bandit({shown(self.arms)}, policy={self.policy.name!r}, model={self.model!r}), {self._time} rewards"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """A copy of everything, which stays as it is while other threads go on."""
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in self.__dict__.items() if name != "_lock"})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -430,6 +438,22 @@ def share(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise ValueError(f"{name} must lie between 0 and 1; got {shown(value)}.")
     return float(value)
+
+
+def generator_of(random_state: Any) -> np.random.Generator:
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"random_state must be a whole number from 0 on, a Generator or None; got {shown(random_state)}."
+        ) from None
+
+
+def items_in(value: Any, name: str) -> list[Any]:
+    """The items of a list, an array or the like."""
+    if isinstance(value, str | Choice) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a number, or ids and rewards lists of numbers; got {shown(value)}.")
+    return list(value)
 
 
 def checked_reward(value: Any) -> float:

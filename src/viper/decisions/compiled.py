@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from viper.decisions.arms import VARIANCES, WEIGHTS
+from viper.decisions.arms import VARIANCES, WEIGHTS, ArmPosterior
 from viper.decisions.outcomes import Outcomes
 from viper.softplus.c_library import ADDRESS, COUNT, REAL, SIZE, c_functions
 
 ARMS_MODULE = "viper.decisions._arms"
+POSTERIOR = [*[SIZE] * 3, *[ADDRESS] * 5]  # width, weights that arms share, own ones; the arrays
 ARM_FUNCTIONS: dict[str, list[Any]] = {
-    "arm_decision_1": [COUNT, REAL, REAL, SIZE, SIZE, ADDRESS, SIZE, *[ADDRESS] * 3, SIZE, *[ADDRESS] * 3],
-    "arm_visits_1": [*[SIZE] * 4, REAL, *[SIZE] * 3, *[ADDRESS] * 4, SIZE, *[ADDRESS] * 3],
+    "arm_decision_2": [COUNT, REAL, REAL, SIZE, ADDRESS, ADDRESS, SIZE, *POSTERIOR, SIZE, *[ADDRESS] * 3],
+    "arm_visits_2": [*[SIZE] * 4, REAL, *[ADDRESS] * 2, *POSTERIOR, SIZE, *[ADDRESS] * 3],
 }
 TABLE = len(WEIGHTS), WEIGHTS.ctypes.data, VARIANCES.ctypes.data
 
@@ -38,31 +39,27 @@ def arm_library() -> ArmLibrary | None:
 class Addresses:
     """Where the weights of a bandit lie; asking NumPy for an address takes as long as a small decision."""
 
-    def __init__(self, mean: np.ndarray, covariance: np.ndarray) -> None:
-        self.size = mean.shape[1]
-        self.mean, self.covariance = mean.ctypes.data, covariance.ctypes.data
-        self.work = np.empty(2 * self.size)
+    def __init__(self, posterior: ArmPosterior, width: int) -> None:
+        shared, own = len(posterior.mean), posterior.own_mean.shape[1]
+        self.posterior = width, shared, own, *(part.ctypes.data for part in posterior)
+        self.work = np.empty(2 * shared + own)
         self.work_at = self.work.ctypes.data
 
     def decision(
-        self, functions: ArmLibrary, policy: int, spread: float, epsilon: float, x: np.ndarray, block: np.ndarray
+        self, functions: ArmLibrary, policy: int, spread: float, epsilon: float, x: np.ndarray, arm: np.ndarray
     ) -> np.ndarray:
         """Mean and variance of the log-odds, reward, information and chance of every arm, as rows."""
-        out = np.empty((5, len(block)))
+        out = np.empty((5, len(arm)))
         failed = functions.decision(
-            policy, spread, epsilon, len(block), self.size, x.ctypes.data, self.size if len(x) > 1 else 0,
-            self.mean, self.covariance, block.ctypes.data, *TABLE, out.ctypes.data,
+            policy, spread, epsilon, len(arm), arm.ctypes.data, x.ctypes.data, x.shape[1] if len(x) > 1 else 0,
+            *self.posterior, *TABLE, out.ctypes.data,
         )  # fmt: skip
         if failed:
             raise MemoryError
         return out
 
-    def visits(
-        self, functions: ArmLibrary, block: int, kept: Outcomes, own: int, least: int, most: int, calm: float
-    ) -> int:
-        """Visit the outcomes of a block, as `viper.decisions.arms.visits` does."""
-        mean, covariance = self.mean + 8 * block * self.size, self.covariance + 8 * block * self.size**2
+    def visits(self, functions: ArmLibrary, kept: Outcomes, least: int, most: int, calm: float) -> int:
+        """Visit outcomes, as `viper.decisions.arms.visits` does."""
         return functions.visits(
-            kept.count, kept.next, least, most, calm, self.size, kept.width, own, *kept.addresses,
-            mean, covariance, *TABLE, self.work_at,
-        )  # fmt: skip
+            kept.count, kept.next, least, most, calm, *kept.addresses, *self.posterior, *TABLE, self.work_at
+        )

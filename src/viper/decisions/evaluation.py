@@ -6,15 +6,24 @@ With w_i = π(a_i | x_i) / propensity_i, rewards r_i and a model r̂ of rewards 
     SNIPS  Σ w r / Σ w                                 less variable
     DR     mean of Σ_a π(a | x) r̂(x, a) + w (r - r̂)     unbiased, and less variable the better r̂ is
 
-The intervals are Student's t, for SNIPS of its linearisation, with two corrections for weights that vary: a shift for
-skewness (Johnson 1978, J. Am. Stat. Assoc. 73), and as many degrees of freedom as rows count.
+Intervals:
+
+    IPS     Student's t after Hall's transformation, which removes skewness (1992, J. R. Stat. Soc. B 54)
+    SNIPS   all θ with (θ - SNIPS)² ≤ z² V(θ), V(θ) = (n V₁ + 20 V₂) / (n + 20), where n rows count
+    DR      Student's t with a shift for skewness (Johnson 1978, J. Am. Stat. Assoc. 73) and n - 1 degrees of freedom
+
+V₁ = Σ w² (r - θ)² / (Σ w)² is what the rewards say and V₂ = θ (1 - θ) / n the variance of n rewards that are 1 with
+probability θ, so that a few rewards which are all alike do not promise certainty. With V₂ alone the interval is
+Wilson's; the log's own reward has that one.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from viper.decisions.bandit import Bandit, Log, finite_array
@@ -22,7 +31,8 @@ from viper.errors import shown
 from viper.models.logistic import VariationalLogisticRegression
 
 FOLDS = 5
-FEW_EFFECTIVE = 30  # rows that count; with fewer, an interval by Student's t promises too much
+FEW_EFFECTIVE = 30  # rows that count; with fewer, intervals are rough
+PSEUDO_ROWS = 20.0  # rows; chosen on simulated logs other than those of benchmarks/bandits.py
 SUM_ERROR = 1e-6  # probabilities add up to 1 within
 
 
@@ -82,10 +92,9 @@ def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, ra
     Evaluation
         `print` shows it as a table.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1; got {shown(level)}.")
+    level = checked_level(level)
     rows = read_log(log)
-    names = list(arms) if arms is not None else policy.arms if isinstance(policy, Bandit) else distinct_arms(rows.arm)
+    names = all_arms(arms, policy, rows.arm)
     number = {name: k for k, name in enumerate(names)}
     if unknown := [arm for arm in rows.arm if arm not in number]:
         raise ValueError(f"arms must contain every arm of the log; got none like {shown(unknown[0])}.")
@@ -93,21 +102,37 @@ def evaluate(log: Any, policy: Any, *, arms: Any = None, level: float = 0.95, ra
     chances, logged_chance = target_chances(policy, rows, names, chosen)
     weight = logged_chance / rows.propensity
     earned = weight * rows.reward
-    ratio = earned.sum() / weight.sum() if weight.any() else math.nan
-    linear = ratio + weight * (rows.reward - ratio) / max(weight.mean(), np.finfo(float).tiny)
     doubly = None
     if chances is not None:
         predicted = cross_fitted_rewards(rows, chosen, len(names), random_state)
         own = predicted[np.arange(len(chosen)), chosen]
-        doubly = estimate((chances * predicted).sum(1) + weight * (rows.reward - own), level, weight)
+        doubly = shifted_estimate((chances * predicted).sum(1) + weight * (rows.reward - own), level, weight)
+    ratio = ratio_estimate(rows.reward, level, weight)
     return Evaluation(
-        estimate(rows.reward, level, np.ones_like(weight)),
-        estimate(earned, level, earned),
-        estimate(linear, level, weight),
+        ratio_estimate(rows.reward, level, np.ones_like(weight), math.inf),
+        unskewed_estimate(earned, level) if np.ptp(earned) > 0.0 else ratio._replace(value=float(earned[0])),
+        ratio,
         doubly,
         rows_that_count(weight),
         float(weight.max()),
     )
+
+
+def checked_level(level: Any) -> float:
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < float(level) < 1.0:
+        raise ValueError(f"level must lie between 0 and 1; got {shown(level)}.")
+    return float(level)
+
+
+def all_arms(arms: Any, policy: Any, logged: np.ndarray) -> list[Any]:
+    """Those given, or the arms of a bandit and those that it no longer has, or those of the log."""
+    if arms is None:
+        mine = policy.arms if isinstance(policy, Bandit) else []
+        return [*mine, *(arm for arm in distinct_arms(logged) if arm not in mine)]
+    names = list(arms)
+    if len(distinct_arms(names)) < len(names):
+        raise ValueError(f"arms must be all different; got {shown(names)}.")
+    return names
 
 
 def rows_that_count(weight: np.ndarray) -> float:
@@ -115,13 +140,47 @@ def rows_that_count(weight: np.ndarray) -> float:
     return float(weight.sum() ** 2 / (weight**2).sum()) if weight.any() else 0.0
 
 
-def estimate(values: np.ndarray, level: float, weight: np.ndarray) -> Estimate:
-    """Mean and interval of weighted rewards; rewards lie between 0 and 1, and so do the ends."""
+def unskewed_estimate(values: np.ndarray, level: float) -> Estimate:
+    """Mean of values that are not all alike, with Hall's interval."""
+    mean, variance, n = float(values.mean()), float(values.var(ddof=1)), len(values)
+    tilt = float(((values - mean) ** 3).mean()) / (variance * math.sqrt(variance * n))
+    quantile, error = float(student.ppf(0.5 + 0.5 * level, n - 1)), math.sqrt(variance / n)
+    return within_0_and_1(mean, mean - error * untilted(quantile, tilt), mean - error * untilted(-quantile, tilt))
+
+
+def untilted(t: float, tilt: float) -> float:
+    """The u with u + tilt u²/3 + tilt² u³/27 + tilt/6 = t; of u = (mean - truth) / error, t is hardly skewed."""
+    return 3.0 / tilt * (float(np.cbrt(1.0 + tilt * (t - tilt / 6.0))) - 1.0) if abs(tilt) > 1e-6 else t
+
+
+def ratio_estimate(reward: np.ndarray, level: float, weight: np.ndarray, smoothing: float = PSEUDO_ROWS) -> Estimate:
+    """Σ w r / Σ w, and the θ with (θ - Σ w r / Σ w)² ≤ z² V(θ), which is a θ² - 2 b θ + c ≤ 0."""
+    if not weight.any():
+        return Estimate(math.nan, 0.0, 1.0)
+    share, count = weight / weight.sum(), rows_that_count(weight)
+    ratio, mine = float(share @ reward), 1.0 / (1.0 + smoothing / count)  # mine: share of V₁
+    spread = float(norm.ppf(0.5 + 0.5 * level)) ** 2 / count
+    won = float(share**2 @ reward) * count  # share of rows that won, weighted by w²
+    a = 1.0 + spread * (1.0 - 2.0 * mine)
+    b, c = ratio + spread * (0.5 - mine * (won + 0.5)), ratio**2 - spread * mine * won
+    if a <= 0.0:
+        return Estimate(ratio, 0.0, 1.0)
+    half = math.sqrt(max(b * b - a * c, 0.0))
+    return within_0_and_1(ratio, (b - half) / a, (b + half) / a)
+
+
+def shifted_estimate(values: np.ndarray, level: float, weight: np.ndarray) -> Estimate:
+    """Mean with Johnson's interval, and as many degrees of freedom as rows count by their weights."""
     mean, variance, n = float(values.mean()), float(values.var(ddof=1)), len(values)
     freedom = max(rows_that_count(weight) - 1.0, 1.0)
     half = float(student.ppf(0.5 + 0.5 * level, freedom)) * math.sqrt(variance / n)
     shift = float(((values - mean) ** 3).mean()) / (6.0 * variance * n) if variance > 0.0 else 0.0
-    return Estimate(mean, max(mean + shift - half, 0.0), min(mean + shift + half, 1.0))
+    return within_0_and_1(mean, mean + shift - half, mean + shift + half)
+
+
+def within_0_and_1(value: float, lower: float, upper: float) -> Estimate:
+    """An interval of a reward, which lies between 0 and 1."""
+    return Estimate(value, min(max(lower, 0.0), 1.0), max(min(upper, 1.0), 0.0))
 
 
 def read_log(log: Any) -> Log:
@@ -133,6 +192,8 @@ def read_log(log: Any) -> Log:
     if missing := [name for name in ("arm", "propensity", "reward") if name not in log]:
         raise ValueError(f"log must have {missing[0]!r}; got none. Bandit.log() returns a whole one.")
     arm = np.asarray(log["arm"], dtype=object)
+    if arm.ndim != 1:
+        raise ValueError(f"arm must be a list of arms; got {shown(log['arm'])}.")
     n = len(arm)
     if n < 2:
         raise ValueError(f"log must have at least two rows; got {n}.")
@@ -157,8 +218,12 @@ def read_log(log: Any) -> Log:
     return Log(context, arm, propensity, reward, features)
 
 
-def distinct_arms(arm: np.ndarray) -> list[Any]:
-    return sorted(set(arm.tolist()), key=lambda name: (isinstance(name, str), name))
+def distinct_arms(arms: Iterable[Any]) -> list[Any]:
+    """Texts and numbers, each once, in order."""
+    found = list(arms)
+    if bad := [arm for arm in found if not isinstance(arm, str | Real)]:
+        raise TypeError(f"an arm must be a text or a number; got {shown(bad[0])}.")
+    return sorted(set(found), key=lambda name: (isinstance(name, str), name))
 
 
 def target_chances(
@@ -173,7 +238,13 @@ def target_chances(
     if callable(policy):
         chances = np.array([read_decision(policy, context, names) for context in rows.context])
     else:
-        given = np.asarray(policy, dtype=np.float64)
+        try:
+            given = np.asarray(policy, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"policy must be a Bandit, a function or probabilities; got {shown(policy)}. For one arm, pass "
+                "lambda context: arm."
+            ) from None
         if given.shape == (n,):
             check_chances(given)
             return None, given
@@ -198,6 +269,8 @@ def read_decision(policy: Callable[[np.ndarray], Any], context: np.ndarray, name
     for arm, share in decision.items() if isinstance(decision, Mapping) else ((decision, 1.0),):
         if arm not in names:
             raise ValueError(f"policy must return arms among {shown(names)}; got {shown(arm)}.")
+        if not isinstance(share, Real):
+            raise TypeError(f"policy must return probabilities of arms; got {shown(share)}.")
         chance[names.index(arm)] = share
     return chance
 

@@ -24,9 +24,11 @@ from viper.data.schema import (
     one_of,
     or_none,
 )
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.outcomes import ARM, COLUMNS, PRECISION, WEIGHT
-from viper.decisions.weights import MODELS, POLICIES, ROUNDED_AWAY, Weights
+from viper.decisions.weights import MODELS, POLICIES, Weights, weights_given
 from viper.errors import StorageError
+from viper.inference.groups.arrow import Arrow, Split
 from viper.models.saving import State
 
 KIND = "bandit"
@@ -58,27 +60,22 @@ METADATA = Fields(
 )
 
 
-def are_definite(x: Tensor) -> bool:
-    """Whether matrices are positive definite but for rounding, whatever the units of their columns."""
-    variances = x.diagonal(dim1=-2, dim2=-1)
-    if not bool(x.isfinite().all() and (variances > 0).all()):
-        return False
-    root = variances.sqrt()
-    correlations = x / root[:, None] / root[:, :, None] + ROUNDED_AWAY * torch.eye(x.shape[-1], dtype=x.dtype)
-    return not bool(torch.linalg.cholesky_ex(correlations).info.any())
-
-
-DEFINITE_BLOCKS = Range("positive definite matrices", are_definite)
 KEPT_OUTCOMES = Range(
     "outcomes with weights from 0 to 1 and precisions from 0 on",
     lambda x: bool(x.isfinite().all() and (x[:, [WEIGHT, PRECISION]] >= 0).all() and (x[:, WEIGHT] <= 1).all()),
 )
 OPEN_FIELDS = 3  # numbers of an open choice beside its vector
-BANDIT_TENSORS = {  # b blocks of s weights, o outcomes, p open choices
-    "mean": numbers("bs"),
-    "covariance": numbers("bss"),  # whose smallest variances may have been rounded away
-    "base_shift": numbers("bs"),
-    "base_precision": numbers("bss", range=DEFINITE_BLOCKS),
+BANDIT_TENSORS = {  # s shared weights, a arms of w own ones, b tables of o outcomes, p open choices
+    "mean": numbers("s"),
+    "covariance": numbers("ss"),
+    "own_mean": numbers("aw"),
+    "slope": numbers("aws"),
+    "own_covariance": numbers("aww"),
+    "base_border": numbers("ss"),
+    "base_cross": numbers("aws"),
+    "base_blocks": numbers("aww"),
+    "base_shift_border": numbers("s"),
+    "base_shift_groups": numbers("aw"),
     "next": numbers("b"),
     "played": numbers("oc", range=KEPT_OUTCOMES),
     "open": numbers("pd"),
@@ -123,18 +120,17 @@ def pack_bandit(agent: Any) -> State:
 
 
 def pack_weights(weights: Weights, pending: dict[int, Pending]) -> dict[str, Tensor]:
-    width = weights.features + weights.context + 1
-    following = np.zeros(len(weights.mean))
-    played = [np.empty((0, COLUMNS + width))]
-    for block, outcomes in weights.outcomes.items():
-        following[block] = outcomes.next
-        played.append(np.concatenate([outcomes.table, outcomes.vectors], 1))
+    tables = [outcomes for outcomes in weights.outcomes.values() if outcomes.count]
+    played = [np.empty((0, COLUMNS + weights.width))]
+    played += [np.concatenate([outcomes.table, outcomes.vectors], 1) for outcomes in tables]
     waiting = [[number, one.arm, one.propensity, *one.vector] for number, one in pending.items()]
     arrays = {
-        **{name: getattr(weights, name) for name in ("mean", "covariance", "base_shift", "base_precision")},
-        "next": following,
+        **weights.posterior._asdict(),
+        **{f"base_{name}": part for name, part in weights.base._asdict().items()},
+        **{f"base_shift_{name}": part for name, part in weights.base_shift._asdict().items()},
+        "next": np.array([outcomes.next for outcomes in tables], dtype=float),
         "played": np.concatenate(played),
-        "open": np.array(waiting, dtype=float).reshape(len(waiting), OPEN_FIELDS + width),
+        "open": np.array(waiting, dtype=float).reshape(len(waiting), OPEN_FIELDS + weights.width),
     }
     return {name: stored(x) for name, x in arrays.items()}
 
@@ -170,17 +166,24 @@ def unpack_bandit(cls: Any, state: State) -> Any:
 
 def unpack_weights(agent: Any, columns: dict[str, int], arrays: dict[str, np.ndarray]) -> Weights:
     weights = Weights(agent.model, agent.scales, len(agent._number), columns["features"], columns["context"])
-    mean, following = arrays["mean"], arrays["next"]
-    if mean.shape != weights.mean.shape:
-        raise StorageError(f"weights must have shape {weights.mean.shape}; got {mean.shape}.")
-    weights.set(mean, arrays["covariance"])
-    weights.base_shift, weights.base_precision = arrays["base_shift"], arrays["base_precision"]
+    for name, like in weights.posterior._asdict().items():
+        if arrays[name].shape != like.shape:
+            raise StorageError(f"{name} must have shape {like.shape}; got {arrays[name].shape}.")
+    weights.base = Arrow(*(arrays[f"base_{name}"] for name in Arrow._fields))
+    weights.base_shift = Split(*(arrays[f"base_shift_{name}"] for name in Split._fields))
+    try:
+        weights_given(weights.base, weights.base_shift)
+    except np.linalg.LinAlgError:
+        raise StorageError("the base must have a positive definite precision; got another.") from None
+    weights.set(ArmPosterior(*(arrays[name] for name in ArmPosterior._fields)))
     for row in arrays["played"]:
         weights.keep(arm_number(row[ARM], agent), row[:COLUMNS], row[COLUMNS:])
-    for block, outcomes in weights.outcomes.items():
-        outcomes.next = int(following[block])
+    if len(weights.outcomes) != len(arrays["next"]):
+        raise StorageError(f"there must be {len(weights.outcomes)} next outcomes; got {len(arrays['next'])}.")
+    for outcomes, following in zip(weights.outcomes.values(), arrays["next"].tolist(), strict=True):
+        outcomes.next = int(following)
         if not 0 <= outcomes.next < outcomes.count:
-            raise StorageError(f"the next outcome must be one of {outcomes.count}; got {following[block]:g}.")
+            raise StorageError(f"the next outcome must be one of {outcomes.count}; got {following:g}.")
     return weights
 
 

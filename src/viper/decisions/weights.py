@@ -1,29 +1,34 @@
-"""The posterior of a bandit's weights: Gaussian, one block an arm or one block for all.
+"""The posterior of a bandit's weights, which is Gaussian: shared weights w, and own ones of every arm, w_a.
 
     disjoint   f_a = w_a'(context, 1)
     shared     f_a = w'(features of a, context, 1)
     hybrid     f_a = w'(features of a, context, 1) + w_a'(context, 1)
 
-A decision sees the arms' log-odds as independent. A block's precision is that of its base, the prior and outcomes that
-are no longer kept, plus those of the factors of the kept ones.
+The own weights of two arms meet only in the shared ones, so the precision is an arrow matrix, and work and memory are
+linear in the number of arms. It is that of the base, the prior and outcomes that are no longer kept, plus those of the
+factors of the kept ones. A decision sees the arms' log-odds as independent.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from viper.decisions import arms
+from viper.decisions.arms import ArmPosterior
 from viper.decisions.compiled import Addresses, arm_library
 from viper.decisions.outcomes import ARM, COLUMNS, NEW_FACTOR, PRECISION, SHIFT, TIME, WEIGHT, Outcomes, Played
+from viper.inference.groups.arrow import Arrow, Split
 
 MODELS = ("disjoint", "shared", "hybrid")
 POLICIES = ("ids", "ucb", "thompson", "epsilon-greedy", "greedy")  # in the order of _arms.c
-MOST_WEIGHTS = 4_000  # of a block; their covariance takes 128 MB
-VISITED, CALM = 8, 0.05  # a reward is learned when so many older ones in turn move f by less than this share of its sd
+MOST_WEIGHTS = 4_000  # of an arm, shared ones and its own
+MOST_ENTRIES = 1 << 28  # of covariances: 2 GB
+VISITED, CALM = 8, 0.05  # stop when this many older rewards in a row have moved f by less than this share of its sd
 MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
 MOST_CHANGED = 1 << 20
-ROUNDED_AWAY = 1e-12  # share of the diagonal of a precision matrix
+ROUNDED_AWAY = 1e-12  # what rounding may take from a precision matrix, as a share of its diagonal
 SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
@@ -53,38 +58,45 @@ class Scales(NamedTuple):
 
 
 class Weights:
-    """Means (blocks × size) and covariances (blocks × size × size) of the weights of a model."""
+    """The posterior of the weights of a model, and what it was made of."""
 
     def __init__(self, model: str, scales: Scales, arm_count: int, features: int, context: int) -> None:
         self.model, self.scales, self.arm_count = model, scales, arm_count
         self.features, self.context = features, context
-        width = features + context + 1
-        size = width + arm_count * (context + 1) if model == "hybrid" else width
-        if size > MOST_WEIGHTS:
-            fix = "Use fewer arms or columns, or model='disjoint'." if model == "hybrid" else "Use fewer columns."
-            raise ValueError(f"model={model!r} allows {MOST_WEIGHTS:,} weights of one block; got {size:,}. {fix}")
-        own = np.full(context + 1, scales.prior)
-        own[-1] = scales.intercept
-        common = np.concatenate([np.full(features, scales.prior), own])
-        if model == "hybrid":
-            self.sd = np.concatenate([common, np.tile(own, arm_count)])[None]
-        else:
-            self.sd = np.tile(common, (arm_count if model == "disjoint" else 1, 1))
-        self.base_precision, self.base_shift = prior_precision(self.sd), np.zeros_like(self.sd)
-        self.outcomes: dict[int, Outcomes] = {}  # by block
+        self.width = features + context + 1
+        self.shared = 0 if model == "disjoint" else self.width
+        self.own = 0 if model == "shared" else context + 1
+        if self.shared + self.own > MOST_WEIGHTS:
+            raise ValueError(
+                f"an arm may have {MOST_WEIGHTS:,} weights; got {self.shared + self.own:,}. Use fewer columns."
+            )
+        if (entries := self.shared**2 + arm_count * self.own * (self.shared + self.own)) > MOST_ENTRIES:
+            raise ValueError(
+                f"covariances may take {8e-9 * MOST_ENTRIES:.1f} GB of memory; got {8e-9 * entries:.1f}. Use fewer "
+                "arms or columns, or model='shared'."
+            )
+        self.base, self.base_shift = self.prior(), Split(np.zeros(self.shared), np.zeros((arm_count, self.own)))
+        self.outcomes: dict[int, Outcomes] = {}  # of each arm, or of all together if they share weights
         self.kept = 0
-        self.set(np.zeros_like(self.sd), np.stack([np.diag(row**2) for row in self.sd]))
+        self.set(weights_given(self.base, self.base_shift))
 
-    def set(self, mean: np.ndarray, covariance: np.ndarray) -> None:
-        self.mean, self.covariance = np.ascontiguousarray(mean), np.ascontiguousarray(covariance)
-        self.addresses = Addresses(self.mean, self.covariance)
+    def prior(self) -> Arrow:
+        """The prior's precision: weights that arms share, and each arm's own ones."""
+        precision = np.full(self.width, self.scales.prior**-2.0)
+        precision[-1] = self.scales.intercept**-2.0
+        own = np.tile(np.diag(precision[self.width - self.own :]), (self.arm_count, 1, 1))
+        return Arrow(np.diag(precision[: self.shared]), np.zeros((self.arm_count, self.own, self.shared)), own)
+
+    def set(self, posterior: ArmPosterior) -> None:
+        self.posterior = ArmPosterior(*map(np.ascontiguousarray, posterior))
+        self.addresses = Addresses(self.posterior, self.width)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "addresses"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.set(self.mean, self.covariance)
+        self.set(self.posterior)
 
     # --- vectors ---
 
@@ -97,26 +109,11 @@ class Weights:
             found[:, :first] = features
         return found
 
-    def design(self, arm: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """The vectors x with f = w'x of arms."""
-        if self.model != "hybrid":
-            return vectors
-        own, width = self.context + 1, vectors.shape[1]
-        x = np.zeros((len(arm), self.mean.shape[1]))
-        x[:, :width] = vectors
-        places = width + arm[:, None] * own + np.arange(own)
-        np.put_along_axis(x, places, np.broadcast_to(vectors[:, -own:], places.shape), 1)
-        return x
-
-    def blocks(self, arm: np.ndarray) -> np.ndarray:
-        """The block of each arm."""
-        return arm if self.model == "disjoint" else np.zeros_like(arm)
-
     def keep(self, arm: int, row: Sequence[float] | np.ndarray, vector: np.ndarray) -> int:
         """Add an outcome to those that are kept, as a row of their table. Returns its block."""
         block = arm if self.model == "disjoint" else 0
         if block not in self.outcomes:
-            self.outcomes[block] = Outcomes(self.features + self.context + 1)
+            self.outcomes[block] = Outcomes(self.width)
         self.outcomes[block].append(row, vector)
         self.kept += 1
         return block
@@ -125,18 +122,17 @@ class Weights:
 
     def decide(self, policy: Policy, arm: np.ndarray, vectors: np.ndarray) -> Odds:
         """What is known of these arms, and with which chances a policy chooses among them."""
-        x, block = self.design(arm, vectors), self.blocks(arm)
         code = POLICIES.index(policy.name)
         if (functions := arm_library()) is not None:
-            return Odds(*self.addresses.decision(functions, code, policy.spread, policy.epsilon, x, block))
-        t, v = arms.arm_moments(x, self.mean, self.covariance, block)
+            return Odds(*self.addresses.decision(functions, code, policy.spread, policy.epsilon, vectors, arm))
+        t, v = arms.arm_moments(vectors, self.posterior, arm)
         reward, information = arms.rewards(t, v)
         return Odds(t, v, reward, information, chances_of(policy, t, v, reward, information))
 
     def observe(self, row: Played) -> None:
         """Change the posterior by one outcome, and the factors of older ones that it moves."""
         block = self.keep(row.arm, (*row[:4], *NEW_FACTOR), row.vector)
-        most = min(MOST_VISITED, MOST_CHANGED // self.mean.shape[1] ** 2)
+        most = min(MOST_VISITED, MOST_CHANGED // (self.shared + self.own) ** 2)
         self.visit(block, min(VISITED, most, self.outcomes[block].count - 1), most, CALM)
 
     def refit(self) -> None:
@@ -150,37 +146,39 @@ class Weights:
         """Visit outcomes of a block until `least` in turn have moved f by less than `calm`, or `most` are visited."""
         kept = self.outcomes[block]
         if (functions := arm_library()) is not None:
-            visited = self.addresses.visits(functions, block, kept, self.context + 1, least, most, calm)
+            visited = self.addresses.visits(functions, kept, least, most, calm)
         else:
-            X = self.design(kept.table[:, ARM].astype(np.intp), kept.vectors)
-            posterior = self.mean[block], self.covariance[block]
-            visited = arms.visits(X, kept.table, kept.next, least, most, calm, *posterior)
+            visited = arms.visits(kept.vectors, kept.table, kept.next, least, most, calm, self.posterior)
         kept.next = (kept.next + visited) % kept.count
 
     def rebuild(self) -> None:
         """The posterior from its base and all factors, without what steps have rounded away."""
-        precision, shift = self.base_precision.copy(), self.base_shift.copy()
-        for block, outcomes in self.outcomes.items():
-            told = self.told(outcomes, outcomes.count)
-            precision[block] += told[0]
-            shift[block] += told[1]
-        covariance = inverses(precision)
-        self.set(np.einsum("kij,kj->ki", covariance, shift), covariance)
+        precision, shift = copy.deepcopy((self.base, self.base_shift))
+        for outcomes in self.outcomes.values():
+            self.tell(outcomes, outcomes.count, precision, shift)
+        self.set(weights_given(precision, shift))
 
-    def told(self, outcomes: Outcomes, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the factors of the oldest outcomes add to the precision and to the shift of their block."""
-        table = outcomes.table[:count]
-        X = self.design(table[:, ARM].astype(np.intp), outcomes.vectors[:count])
-        return (X.T * (table[:, WEIGHT] * table[:, PRECISION])) @ X, X.T @ (table[:, WEIGHT] * table[:, SHIFT])
+    def tell(self, outcomes: Outcomes, count: int, precision: Arrow, shift: Split) -> None:
+        """Add the factors of the oldest outcomes to a precision and a shift."""
+        table, vectors = outcomes.table[:count], outcomes.vectors[:count]
+        for arm in np.unique(table[:, ARM]).astype(np.intp):
+            mine = table[:, ARM] == arm
+            told, x = table[mine], vectors[mine]
+            u, c = x[:, : self.shared], x[:, self.width - self.own :]
+            weighted, pushed = told[:, WEIGHT] * told[:, PRECISION], told[:, WEIGHT] * told[:, SHIFT]
+            across = c.T * weighted
+            precision.border[...] += (u.T * weighted) @ u
+            precision.cross[arm] += across @ u
+            precision.blocks[arm] += across @ c
+            shift.border[...] += u.T @ pushed
+            shift.groups[arm] += c.T @ pushed
 
     def absorb(self, count: int) -> None:
         """No longer keep the oldest outcomes: their factors stay, in the base."""
         last = np.sort(np.concatenate([outcomes.table[:, TIME] for outcomes in self.outcomes.values()]))[count - 1]
-        for block, outcomes in self.outcomes.items():
+        for outcomes in self.outcomes.values():
             old = int(np.searchsorted(outcomes.table[:, TIME], last, "right"))
-            told = self.told(outcomes, old)
-            self.base_precision[block] += told[0]
-            self.base_shift[block] += told[1]
+            self.tell(outcomes, old, self.base, self.base_shift)
             outcomes.drop(old)
             self.kept -= old
 
@@ -188,9 +186,9 @@ class Weights:
         """Multiply weights by `forget` for each reward since then; those of later ones, for each after their own."""
         if forget == 1.0 or since == now:
             return
-        prior, share = prior_precision(self.sd), forget ** (now - since)
-        self.base_precision = prior + share * (self.base_precision - prior)
-        self.base_shift *= share
+        share = forget ** (now - since)
+        self.base = self.prior().mixed(self.base, share)
+        self.base_shift = Split(*(share * part for part in self.base_shift))
         for outcomes in self.outcomes.values():
             outcomes.table[:, WEIGHT] *= forget ** (now - np.maximum(outcomes.table[:, TIME], since))
         self.rebuild()
@@ -198,7 +196,7 @@ class Weights:
     def played(self) -> tuple[np.ndarray, np.ndarray]:
         """Table and vectors of all kept outcomes, oldest first."""
         parts = [(outcomes.table, outcomes.vectors) for outcomes in self.outcomes.values()]
-        parts = parts or [(np.empty((0, COLUMNS)), np.empty((0, self.features + self.context + 1)))]
+        parts = parts or [(np.empty((0, COLUMNS)), np.empty((0, self.width)))]
         table, vectors = (np.concatenate(one) for one in zip(*parts, strict=True))
         order = table[:, TIME].argsort()
         return table[order], vectors[order]
@@ -209,39 +207,56 @@ class Weights:
         The latter is the Gaussian with the mean and covariance of a draw from one of them, taken at random.
         """
         more = Weights(self.model, self.scales, self.arm_count + 1, self.features, self.context)
-        blocks, size = self.mean.shape
-        for name in ("mean", "base_shift"):
-            getattr(more, name)[:blocks, :size] = getattr(self, name)
-        for name in ("covariance", "base_precision"):
-            getattr(more, name)[:blocks, :size, :size] = getattr(self, name)
+        for mine, its in ((self.base, more.base), (self.base_shift, more.base_shift), (self.posterior, more.posterior)):
+            for old, new in zip(mine, its, strict=True):
+                new[: len(old)] = old
         more.outcomes, more.kept = self.outcomes, self.kept
         if like is not None and self.model == "disjoint":
-            means = self.mean[like]
+            own_mean, own_covariance = more.posterior.own_mean, more.posterior.own_covariance
+            means = self.posterior.own_mean[like]
             between = (means - means.mean(0)).T @ (means - means.mean(0)) / len(means)
-            more.mean[-1], more.covariance[-1] = means.mean(0), self.covariance[like].mean(0) + between
-            more.base_precision[-1] = np.linalg.inv(more.covariance[-1])
-            more.base_shift[-1] = more.base_precision[-1] @ more.mean[-1]
+            own_mean[-1], own_covariance[-1] = means.mean(0), self.posterior.own_covariance[like].mean(0) + between
+            more.base.blocks[-1] = np.linalg.inv(own_covariance[-1])
+            more.base_shift.groups[-1] = more.base.blocks[-1] @ own_mean[-1]
         return more
 
 
-def prior_precision(sd: np.ndarray) -> np.ndarray:
-    """A diagonal matrix of sd⁻² for each row."""
-    return np.stack([np.diag(row**-2.0) for row in sd])
-
-
-def inverses(precision: np.ndarray) -> np.ndarray:
-    """L⁻ᵀ L⁻¹ of precision matrices, in units in which their diagonals are 1; where rounding has left one that is not
-    positive definite, with as much more on all diagonals as rounding may have taken.
+def weights_given(precision: Arrow, shift: Split) -> ArmPosterior:
+    """The Gaussian with density exp(shift'w - w' precision w / 2), but for a constant. If rounding has left a precision
+    that is not positive definite, its diagonal grows by as much as rounding may have taken.
     """
-    unit = np.einsum("kii->ki", precision) ** -0.5
-    units = unit[:, :, None] * unit[:, None]
-    correlations = precision * units
     try:
-        root = np.linalg.cholesky(correlations)
+        return solved_arrow(precision, shift)
     except np.linalg.LinAlgError:
-        root = np.linalg.cholesky(correlations + ROUNDED_AWAY * np.eye(unit.shape[1]))
-    inverse = np.linalg.inv(root)
-    return (inverse.transpose(0, 2, 1) @ inverse) * units
+        return solved_arrow(Arrow(raised(precision.border), precision.cross, raised(precision.blocks)), shift)
+
+
+def solved_arrow(precision: Arrow, shift: Split) -> ArmPosterior:
+    """The own weights given the shared ones, and by Schur's complement the shared ones alone."""
+    arms_and_own = [0, 1], [0, 1]
+    own_root = inverse_roots(precision.blocks)
+    half = own_root @ precision.cross
+    slope = -own_root.transpose(0, 2, 1) @ half
+    own_covariance = own_root.transpose(0, 2, 1) @ own_root
+    root = inverse_roots(precision.border - np.tensordot(half, half, arms_and_own))
+    covariance = root.T @ root
+    mean = covariance @ (shift.border + np.tensordot(slope, shift.groups, arms_and_own))
+    return ArmPosterior(mean, covariance, np.einsum("kij,kj->ki", own_covariance, shift.groups), slope, own_covariance)
+
+
+def inverse_roots(precision: np.ndarray) -> np.ndarray:
+    """R with R'R the inverse of a matrix, or of each of many, in units in which their diagonals are 1."""
+    diagonal = np.einsum("...ii->...i", precision)
+    if not (diagonal > 0.0).all():
+        raise np.linalg.LinAlgError
+    unit = diagonal**-0.5
+    root = np.linalg.cholesky(precision * (unit[..., :, None] * unit[..., None, :]))
+    return np.linalg.inv(root) * unit[..., None, :]
+
+
+def raised(precision: np.ndarray) -> np.ndarray:
+    """The same with larger diagonals."""
+    return precision * (1.0 + ROUNDED_AWAY * np.eye(precision.shape[-1]))
 
 
 def chances_of(policy: Policy, t: np.ndarray, v: np.ndarray, reward: np.ndarray, information: np.ndarray) -> np.ndarray:
