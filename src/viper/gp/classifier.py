@@ -82,7 +82,7 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     import pandas
 
-SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are not in memory
+SEARCH_ROWS = 40_000  # of rows that are not in memory, as many as are read for the search
 ROW_FORMAT = RowFormat()
 
 
@@ -135,8 +135,8 @@ class VariationalGPClassifier(
     hyperparameters : {"average", "mode"}, default "average"
         Predict from the average over hyperparameters, or from the best ones alone. The average has the mean and the
         variance of a mixture: a few points of a Gaussian at the mode of each kind of kernel, weighted by evidence
-        (`components_`). It needs named kernels and means with priors, and at most 10,000 rows in memory; otherwise, and
-        by "natural-adam", predictions are those at the mode.
+        (`components_`). It needs named kernels and means with priors, and at most 10,000 rows, wherever they are kept;
+        otherwise, and by "natural-adam", predictions are those at the mode.
     n_inducing : "auto" or int, default "auto"
         Number of inducing points. "auto" places as many as are needed for the ELBO to lose no more than half a nat, all
         rows if need be, within a budget of time: at most 1,000, and 316 for 10,000 rows. If there are no more
@@ -347,8 +347,8 @@ class VariationalGPClassifier(
         Parameters
         ----------
         X : array, DataFrame, sparse matrix (made dense) or tensor (n, p); or a memory map, viper.Files or viper.Blocks
-            The last three may be larger than memory: 40,000 random rows then determine kernel, mean function and
-            inducing points, and all rows determine the posterior.
+            The last three may be larger than memory. Up to 40,000 rows of them are fitted as an array is; of more rows,
+            40,000 random ones determine kernel, mean function and inducing points, and all rows the posterior.
         y : array of labels (n,)
             Two classes or more.
         sample_weight : array (n,), optional
@@ -356,8 +356,9 @@ class VariationalGPClassifier(
         offset : array (n,), optional
             Known part of the log-odds of each row; with more than two classes n × K, a column for each.
         checkpoint : path, optional
-            For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
-            complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
+            For more than 40,000 rows that are not in memory: a folder that keeps the result of every completed pass
+            until the fit is complete. If the fit is interrupted, the same call repeats the search and resumes after the
+            last pass.
         """
         return self._fit_opened(X, y, sample_weight, offset, checkpoint)
 
@@ -376,14 +377,12 @@ class VariationalGPClassifier(
         self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0, keep=True), **given)
         self._own_prior = None
         source = self._weighted_rows(source, complete=classes is None)
-        if source.traits.where == "memory":
+        if source.traits.where == "memory" or source.rows <= SEARCH_ROWS:
             self._fit(source.in_memory(), None, random)
-            self._raw_rows = source
-            return self
-        with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
-            few = passes.rows <= SEARCH_ROWS
-            known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
-            self._fit(known, None if few else passes, np.random.RandomState(seed))
+        else:
+            with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
+                sample = weighted_sample(passes, SEARCH_ROWS, seed)
+                self._fit(sample, passes, np.random.RandomState(seed))
         source.release()
         self._raw_rows = source
         return self
