@@ -184,7 +184,8 @@ class VariationalGPClassifier(
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` draws afresh in every call if it is None.
     n_jobs : int, optional
-        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`, and of the search where products of
+        matrices take a millisecond or more. The answer is the same for any number.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
