@@ -1,9 +1,10 @@
 """Gaussian-process classification: exact ELBO, accuracy and seconds, ours beside GPyTorch and scikit-learn.
 
 The paper's five data sets and three more, on two splits (a random 90 % with a fixed seed; the first 80 %, or the set's
-own test rows) with standardised inputs; the paper's toy example; and a million rows. The data sets are not part of the
-repository: `--data` or VIPER_DATA gives their folder. Seconds are processor time with one thread; ours are the shortest
-of several fits, made before and after the others.
+own test rows) with standardised inputs; the paper's toy example; and a million rows. Our fits follow the paper's
+recipe, as those in GPyTorch do; `gp-quality` is about the defaults. The data sets are not part of the repository:
+`--data` or VIPER_DATA gives their folder. Seconds are processor time with one thread; ours are the shortest of several
+fits, made before and after the others.
 """
 
 import multiprocessing
@@ -33,6 +34,9 @@ SEED = 7
 SCORES = ["ELBO", "AUC", "log score", "calibration error"]
 GP_COLUMNS = ["data", "split", "method", *SCORES, "seconds", "speed", "starts", "evaluations"]
 LARGEST_SKLEARN = 1000  # rows: its cost is cubic
+# The paper's recipe: everything maximises the ELBO
+PAPER: dict[str, Any] = {"kernel": "rbf", "mean": "linear", "priors": None, "lengthscales": "many", "n_inducing": 50}
+PAPER |= {"random_state": 0, "verbose": False}
 
 
 class Split(NamedTuple):
@@ -72,6 +76,10 @@ def compare_methods(quick: bool, device: str, data: str | None) -> Table:
         for method, outcome in outcomes.items():
             rows.append([name, label, method, outcome.elbo, *test_scores(split, outcome), outcome.seconds])
             rows[-1] += [reference / outcome.seconds, outcome.starts, outcome.evaluations]
+    notes.append(
+        "viper has the options of the paper's recipe: kernel='rbf', mean='linear', priors=None, lengthscales='many', "
+        "n_inducing=50. The defaults are compared by gp-quality."
+    )
     notes.append(
         "Speed is relative to GPyTorch's SVGP with NGD 0.07 + Adam 0.07, 1,500 iterations, 50 inducing points."
     )
@@ -126,7 +134,7 @@ def fit_all(split: Split, iterations: int) -> dict[str, Outcome]:
 
 def viper_gp(split: Split) -> Outcome:
     start = time.process_time()
-    model = VariationalGPClassifier(random_state=0, verbose=False).fit(split.X, split.y)
+    model = VariationalGPClassifier(**PAPER).fit(split.X, split.y)
     seconds = time.process_time() - start
     evaluations = sum(start.evaluations for start in model.starts_)
     return Outcome(model.elbo_, model.predict_proba(split.X_test)[:, 1], seconds, len(model.starts_), evaluations)
@@ -183,11 +191,11 @@ def sklearn_gp(split: Split) -> Outcome:
 
 
 def many_rows(rows: int, points: int = 100) -> str:
-    """Seconds and peak memory of one default fit to many rows with four columns, in its own process."""
+    """Seconds and peak memory of one fit to many rows with four columns, in its own process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         seconds, peak, elbo = pool.apply(fit_many_rows, (rows, points))
     return (
-        f"{rows:,} rows of 4 columns, {points} inducing points, default options: {format_number(seconds)} s, peak "
+        f"{rows:,} rows of 4 columns, {points} inducing points: {format_number(seconds)} s, peak "
         f"resident memory {format_number(peak)} GB, ELBO {elbo:,.1f}."
     )
 
@@ -199,7 +207,7 @@ def fit_many_rows(rows: int, points: int) -> tuple[float, float, float]:
     f = 2 * np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 3]
     y = generator.random(rows) < 1 / (1 + np.exp(-f))
     start = time.process_time()
-    model = VariationalGPClassifier(n_inducing=points, random_state=0, verbose=False).fit(X, y)
+    model = VariationalGPClassifier(**PAPER | {"n_inducing": points}).fit(X, y)
     seconds = time.process_time() - start
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, model.elbo_
 
@@ -230,7 +238,7 @@ def toy_fits(seed: int) -> list[list[float]]:
     fits = {}
     for name, options in TOY_METHODS.items():
         start = time.perf_counter()
-        model = VariationalGPClassifier(random_state=0, verbose=False, **options).fit(x[:, None], y)
+        model = VariationalGPClassifier(**PAPER, **options).fit(x[:, None], y)
         fits[name] = model, time.perf_counter() - start
     reference = gp_marginals(fits["VI-MC"][0], grid[:, None])
     rows = []

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import threading
 import warnings
+from time import sleep
 
 import gpytorch
 import numpy as np
@@ -14,6 +16,7 @@ from tolerances import TOLERANCE
 
 import viper
 from viper.errors import ConvergenceWarning, JitterWarning, NotPositiveDefinite, StorageError
+from viper.gp import profile_numpy
 from viper.gp.classifier import VariationalGPClassifier
 from viper.gp.kernels import KERNELS, LEVEL_SCALE, SLOPE_SPREAD, covariance, make_kernel, make_mean, variances
 from viper.gp.lbfgs import Climb
@@ -23,6 +26,7 @@ from viper.gp.search import Attempt, Family, Search, distinct_attempts
 from viper.gp.starts import Candidate
 from viper.inference.newton import newton
 from viper.inference.problem import Problem
+from viper.inference.threads import pass_threads
 from viper.softplus.limit import limit
 
 rbf = gpytorch.kernels.RBFKernel
@@ -126,6 +130,51 @@ def test_profile_in_arrays_is_that_in_tensors(kernel, marginal):
     found, expected_sites = in_arrays.last_sites(), in_tensors.last_sites()
     assert torch.allclose(found.precision[0], expected_sites.precision[0], atol=1e-6)
     assert torch.allclose(found.target[0], expected_sites.target[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern32"])
+@pytest.mark.parametrize("marginal", [False, True])
+def test_threads_share_the_rows_in_pieces(kernel, marginal, monkeypatch):
+    """Value and gradient are those of all rows in one piece to rounding, and bit for bit those of one thread."""
+    generator = np.random.default_rng(2)
+    draw = lambda *shape: torch.from_numpy(generator.normal(size=shape))  # noqa: E731
+    rows = Observations(draw(60, 3), (draw(60) > 0).double(), offset=draw(60), weight=draw(60).square())
+    model = SparseGP(make_kernel(kernel, 3), make_mean("linear", 3, priors="default"), draw(8, 3), True, 1e-8)
+    seen = set()
+
+    def at(jobs):
+        seen.clear()
+        with pass_threads(jobs):
+            value, slope = Profile(model, rows, limit(), tol=1e-14, marginal=marginal)(x)
+        return np.append(value, slope)
+
+    x = model.free_vector()
+    whole = at(3)
+    monkeypatch.setattr("viper.gp.profile_numpy.PIECE_ROWS", 16)
+    monkeypatch.setattr("viper.gp.profile_numpy.LEAST_SHARED", 0)
+    chain = profile_numpy.chain
+    monkeypatch.setattr(
+        profile_numpy, "chain", lambda u, *more: (seen.add(threading.get_ident()), sleep(0.01), chain(u, *more))[2]
+    )
+    alone, threads = at(1), len(seen)
+    together = at(3)
+    assert threads == 1 < len(seen)
+    np.testing.assert_allclose(alone, whole, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_the_best_q_in_arrays_is_that_in_tensors(data):
+    X, y = data
+    rows = Observations(torch.from_numpy(X), torch.from_numpy((y == "yes") * 1.0))
+    model = SparseGP(make_kernel("rbf", 2), make_mean("linear", 2, priors="default"), rows.inputs[:20], False, 1e-8)
+    profile, features = Profile(model, rows, limit(), tol=1e-12), Features(model, rows)
+    found, expected = profile.nearly_best(features), profile.solve(features)
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-5)
+    np.testing.assert_allclose(found.precision, expected.precision, atol=1e-5)
+    assert profile.inner_steps > 0  # of tensors
+    again = Profile(model, rows, limit(), tol=1e-12)
+    again.nearly_best(features)
+    assert again.inner_steps == 0
 
 
 def test_integrating_residuals_out_makes_few_points_do_as_all(data):

@@ -8,6 +8,8 @@ import pytest
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from viper.metrics import calibration
 
+import viper
+
 pytest.importorskip("gpytorch")
 ROOT = Path(__file__).parent.parent
 
@@ -157,3 +159,11 @@ def test_simulated_truths(quality):
     variance = np.mean([np.square(np.log(p / (1 - p))).mean() for p in draws])
     low, high = quality.TRUTH_SCALES
     assert variance == pytest.approx((high - low) / np.log(high / low), rel=0.3)  # 150 draws of 200 correlated values
+
+
+def test_the_benchmark_of_the_paper_has_the_recipe_of_the_documentation(quality):
+    """So that its table, and what docs/paper.md says by it, stay those of the paper when defaults change."""
+    options = importlib.import_module("benchmarks.gp").PAPER
+    recipe = {name: options[name] for name in ("kernel", "mean", "priors", "lengthscales", "n_inducing")}
+    text = ", ".join(f"{name}={value!r}" for name, value in recipe.items()).replace("'", '"')
+    assert text in " ".join(viper.VariationalGPClassifier.__doc__.split())

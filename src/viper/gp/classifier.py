@@ -82,7 +82,7 @@ from viper.softplus.bound_names import FIT_BOUNDS
 if TYPE_CHECKING:
     import pandas
 
-SEARCH_ROWS = 40_000  # rows on which to search hyperparameters, if the rows are not in memory
+SEARCH_ROWS = 40_000  # of rows that are not in memory, as many as are read for the search
 ROW_FORMAT = RowFormat()
 
 
@@ -136,8 +136,8 @@ class VariationalGPClassifier(
     hyperparameters : {"average", "mode"}, default "average"
         Predict from the average over hyperparameters, or from the best ones alone. The average is a mixture
         (`components_`): a few points of a Gaussian at the mode of each kind of kernel, weighted by evidence. It needs
-        named kernels and means with priors, and at most 10,000 rows in memory; otherwise, and with "natural-adam",
-        predictions are made at the mode.
+        named kernels and means with priors, and at most 10,000 rows, wherever they are kept; otherwise, and with
+        "natural-adam", predictions are made at the mode.
     n_inducing : "auto" or int, default "auto"
         Number of inducing points. "auto" places enough for the ELBO to lose no more than half a nat, if need be at all
         rows, within a budget of time: at most 1,000, and 316 for 10,000 rows. If a given number is at least the number
@@ -184,7 +184,8 @@ class VariationalGPClassifier(
         Seeds the choice of rows and clusters, the minibatches of "natural-adam" and Monte Carlo. None means a fixed
         seed, so that a fit repeats bit for bit on one machine; `sample` makes new draws in every call if it is None.
     n_jobs : int, optional
-        Threads of the passes that fit q, as for `VariationalLogisticRegression`; the search uses one.
+        Threads of the passes that fit q, as for `VariationalLogisticRegression`, and of the search where products of
+        matrices take a millisecond or more. The answer is the same for any number.
     device : str or torch.device, optional
         Device to compute on: by default the CPU, or that of X if X is a tensor. The fitted model is on the CPU.
     verbose : bool or "auto", default "auto"
@@ -347,8 +348,8 @@ class VariationalGPClassifier(
         Parameters
         ----------
         X : array, DataFrame, sparse matrix (made dense) or tensor (n, p); or a memory map, viper.Files or viper.Blocks
-            The last three may be larger than memory: 40,000 random rows then determine kernel, mean function and
-            inducing points, and all rows determine the posterior.
+            The last three may be larger than memory. Up to 40,000 rows of them are fitted as an array is; of more rows,
+            40,000 random ones determine kernel, mean function and inducing points, and all rows the posterior.
         y : array of labels (n,)
             Two classes or more.
         sample_weight : array (n,), optional
@@ -356,8 +357,9 @@ class VariationalGPClassifier(
         offset : array (n,), optional
             Known part of the log-odds of each row; with more than two classes n × K, a column for each.
         checkpoint : path, optional
-            For rows that are not in memory: a folder that keeps the result of every completed pass until the fit is
-            complete. If the fit is interrupted, the same call repeats the search and resumes after the last pass.
+            For more than 40,000 rows that are not in memory: a folder that keeps the result of every completed pass
+            until the fit is complete. If the fit is interrupted, the same call repeats the search and resumes after the
+            last pass.
         """
         return self._fit_opened(X, y, sample_weight, offset, checkpoint)
 
@@ -376,14 +378,12 @@ class VariationalGPClassifier(
         self.classes_, source = open_labelled_rows(self, X, y, replace(ROW_FORMAT, classes=0, keep=True), **given)
         self._own_prior = None
         source = self._weighted_rows(source, complete=classes is None)
-        if source.traits.where == "memory":
+        if source.traits.where == "memory" or source.rows <= SEARCH_ROWS:
             self._fit(source.in_memory(), None, random)
-            self._raw_rows = source
-            return self
-        with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
-            few = passes.rows <= SEARCH_ROWS
-            known = passes.in_memory() if few else weighted_sample(passes, SEARCH_ROWS, seed)
-            self._fit(known, None if few else passes, np.random.RandomState(seed))
+        else:
+            with resumable(self, source, checkpoint, int(random.randint(2**31))) as (passes, seed):
+                sample = weighted_sample(passes, SEARCH_ROWS, seed)
+                self._fit(sample, passes, np.random.RandomState(seed))
         source.release()
         self._raw_rows = source
         return self

@@ -9,6 +9,7 @@ least residual.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -104,6 +105,17 @@ class Profile:
             return None
         value += 0.0 if prior is None else float(prior)
         return (value, q) if math.isfinite(value) else None
+
+    def nearly_best(self, source: Features) -> Gaussian:
+        """The best q at the current θ, to `tol`, where these are the rows' features."""
+        if self.dense is not None:
+            self.resumed(self.sites)
+            with np.errstate(all="ignore"), suppress(*SINGULAR):
+                _, found = self.dense.maximum(self.tol)
+                q = gaussian(torch.from_numpy(found.mean), torch.from_numpy(found.precision))
+                if q is not None:
+                    return q
+        return self.solve(source)
 
     def maximum_by_torch(self) -> tuple[float, Full | Diagonal]:
         source = self.features()

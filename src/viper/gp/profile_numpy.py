@@ -8,12 +8,17 @@ dispatch one. Value and gradient therefore take as few operations as possible. W
 e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights of the mean function. If residuals are
 integrated out, A above is κA, and gradients in K_xz and in o are multiplied by κ. The derivative ρ in r, above -b/2, is
 then given by `slope_in_residual`, and its contribution -2ρA to the gradient in A replaces bAJ.
+
+Rows are taken in pieces of a fixed size. Several threads may share them, and sums are added in the order of the rows, so
+the answer does not depend on the number of threads.
 """
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +29,7 @@ from viper.gp.kernels import ARRAY_SHAPES, Shape, covariance, stationary_shape, 
 from viper.gp.model import SOFTENING, Observations, SparseGP, cholesky_with_jitter, pull_back, slope_in_residual
 from viper.inference.anderson import weights_from_gram
 from viper.inference.problem import Gaussian
+from viper.inference.threads import PASS_THREADS, thread_pools
 from viper.softplus.pointwise import Formula
 
 LARGEST_DENSE = 1 << 23  # entries of A (64 MB)
@@ -33,10 +39,30 @@ MIXED_ITERATES = 10
 FAST_MOVE = 0.1  # a move below this share of the last one needs no damping
 SITE_DAMPING = 0.6
 SURELY = 3.0  # an estimated move is surely too large from this many times the tolerance on
+PIECE_ROWS = 512
+LEAST_SHARED = 2e7  # rows × columns² from which threads share the pieces: a millisecond, where starting them takes 0.2
+
+Answer = TypeVar("Answer")
 
 
 def dense_profile_applies(rows: Observations, points: int, diagonal: bool) -> bool:
     return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST_DENSE
+
+
+def in_pieces(task: Callable[[slice], Answer], rows: int, columns: int) -> list[Answer]:
+    """What the task returns for each piece of the rows, in their order; on the threads of this fit if that pays."""
+    pieces = [slice(start, start + PIECE_ROWS) for start in range(0, max(rows, 1), PIECE_ROWS)]
+    threads = min(PASS_THREADS.get(), len(pieces)) if rows * columns**2 >= LEAST_SHARED else 1
+    if threads <= 1:
+        return [task(piece) for piece in pieces]
+    alone = partial(thread_pools().limit, limits=1, user_api="openmp")
+    with ThreadPoolExecutor(threads, initializer=alone) as pool:
+        return list(pool.map(task, pieces))
+
+
+def total(parts: list[np.ndarray]) -> np.ndarray:
+    """Their sum, added up in their order."""
+    return reduce(np.add, parts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -84,23 +110,28 @@ def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.nd
     u, v = inputs.numpy() / ell, z / ell
     norms = np.square(v).sum(1)
     rate = np.broadcast_to(ell**-2, squares.shape[1:])
-    value, decay = on_arrays(distances(u, v, squares @ rate, norms))
-    value_z, decay_z = on_arrays(distances(v, v, norms, norms))
+    u_norms, value_z, decay_z = squares @ rate, *on_arrays(distances(v, v, norms, norms))
+    same = decay_z is value_z
+    cross, value = np.empty((2, len(u), len(v)))
+    decay = value if same else np.empty_like(value)
+
+    def shape_of(piece: slice) -> None:
+        value[piece], decay[piece] = on_arrays(distances(u[piece], v, u_norms[piece], norms))
+        np.multiply(s, value[piece], out=cross[piece])
+
+    in_pieces(shape_of, *value.shape)
 
     def pull(
         to_cross: np.ndarray, to_among: np.ndarray, to_variance: np.ndarray, to_mean: np.ndarray, to_columns: np.ndarray
     ) -> None:
-        to_scale = float(to_variance.sum())
-        to_z, to_rate = np.zeros_like(z), np.zeros(len(rate))
-        parts = (u, 1.0, to_cross, value, decay), (v, 2.0, to_among, value_z, decay_z)
-        for a, times, slope, phi, down in parts:
-            # W = -2 s φ'(r²) ∂/∂K, so that the differential is -½ Σ W d(r²)
-            weight = slope * down
-            to_scale += float(weight.sum() if down is phi else np.vdot(slope, phi))
-            by_row, by_point, pulled = weight.sum(1), weight.sum(0), weight.T @ a
-            to_z += times * (pulled - by_point[:, None] * v)  # K_zz and its slope are symmetric
-            to_rate += by_row @ np.square(a) + by_point @ np.square(v) - 2.0 * (pulled * v).sum(0)
-        to_length = s * to_rate / ell
+        def cross_part(piece: slice) -> tuple[float, np.ndarray, np.ndarray]:
+            return chain(u[piece], v, to_cross[piece], None if same else value[piece], decay[piece])
+
+        parts = in_pieces(cross_part, *value.shape)
+        of_scale, of_z, of_rate = chain(v, v, to_among, None if same else value_z, decay_z)
+        to_scale = float(to_variance.sum()) + sum(part[0] for part in parts) + of_scale
+        to_z = total([part[1] for part in parts]) + 2.0 * of_z  # K_zz and its slope are symmetric
+        to_length = s * (total([part[2] for part in parts]) + of_rate) / ell
         if len(ell) == 1:
             to_length = to_length.sum(keepdims=True)
         if model.inducing.requires_grad:
@@ -109,7 +140,19 @@ def in_closed_form(model: SparseGP, shape: Shape, inputs: Tensor, squares: np.nd
         pull_back(made, tuple(torch.from_numpy(to).reshape(x.shape) for x, to in zip(made, slopes, strict=True)))
 
     others = mean.detach().numpy(), columns.detach().numpy()
-    return Kernels(s * value, s * value_z, np.full(len(u), s), *others, pull)
+    return Kernels(cross, s * value_z, np.full(len(u), s), *others, pull)
+
+
+def chain(
+    u: np.ndarray, v: np.ndarray, slope: np.ndarray, value: np.ndarray | None, decay: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """From ∂F/∂K, over s, the slopes in s, in v and in the rates ℓ⁻², by which squares count; no value if φ = decay."""
+    # W = -2 s φ'(r²) ∂/∂K, so that the differential is -½ Σ W d(r²)
+    weight = slope * decay
+    by_row, by_point, pulled = weight.sum(1), weight.sum(0), weight.T @ u
+    to_scale = float(by_row.sum() if value is None else np.vdot(slope, value))
+    to_rate = by_row @ np.square(u) + by_point @ np.square(v) - 2.0 * (pulled * v).sum(0)
+    return to_scale, pulled - by_point[:, None] * v, to_rate
 
 
 def distances(u: np.ndarray, v: np.ndarray, u_norms: np.ndarray, v_norms: np.ndarray) -> np.ndarray:
@@ -178,19 +221,28 @@ class DenseFeatures:
 
     def gram(self, b: np.ndarray) -> np.ndarray:
         """Aᵀ diag(b) A."""
-        if b.min() >= 0.0:
-            scaled = np.multiply(self.design, np.sqrt(b)[:, None], out=self.scratch)
+        if b.min() < 0.0:
+            return (self.design * b[:, None]).T @ self.design
+        root = np.sqrt(b)[:, None]
+
+        def part(piece: slice) -> np.ndarray:
+            scaled = np.multiply(self.design[piece], root[piece], out=self.scratch[piece])
             return scaled.T @ scaled  # NumPy computes only one triangle of this product
-        return (self.design * b[:, None]).T @ self.design
+
+        return total(in_pieces(part, *self.design.shape))
 
     def from_sites(self, sites: np.ndarray) -> Normal | None:
         """Λ = I + Aᵀ diag(b) A, Λμ = Aᵀ t."""
         return normal(plus_identity(self.gram(sites[0])), self.design.T @ sites[1])
 
     def row_moments(self, q: Normal) -> RowMoments:
+
+        def spread_of(piece: slice) -> np.ndarray:
+            spread = np.matmul(self.design[piece], q.factor, out=self.scratch[piece])
+            return np.einsum("ij,ij->i", spread, spread)
+
         shift = self.design @ q.mean
-        spread = np.matmul(self.design, q.factor, out=self.scratch)
-        theta, tau2 = shift + self.offset, np.einsum("ij,ij->i", spread, spread) + self.residual
+        theta, tau2 = shift + self.offset, np.concatenate(in_pieces(spread_of, *self.design.shape)) + self.residual
         eta, g, h = (x.numpy() for x in self.formula(torch.from_numpy(theta), torch.from_numpy(tau2)))
         gain = self.label * theta - eta
         value = float((self.weight * gain).sum() if isinstance(self.weight, np.ndarray) else self.weight * gain.sum())
@@ -315,21 +367,28 @@ class DenseProfile:
         points = len(inverse)
         excess = q.factor @ q.factor.T
         to_variance, e, b = -0.5 * moments.b, moments.e, moments.b
-        more: np.ndarray | float = 0.0
         if self.marginal:
             to_variance = slope_in_residual(kappa, e, b, moments.shift + offset, moments.tau2)
             e, b = kappa * e, kappa * b
-            scaled = 2.0 * to_variance[:, None] * induced
-            more = scaled.T @ induced
         else:
             excess.flat[: points * (len(excess) + 1) : len(excess) + 1] -= 1.0
-        to_design = np.outer(e, np.concatenate([q.mean[:points] @ inverse, q.mean[points:]]))
-        right = np.concatenate([excess[:, :points] @ inverse, excess[:, points:]], 1)
-        twisted = np.matmul(design, right, out=self.scratch)
-        twisted *= b[:, None]
-        to_design -= twisted
-        if self.marginal:
-            to_design[:, :points] -= scaled @ inverse
+        to_cross, to_columns = np.empty_like(induced), np.empty_like(kernels.columns)
+
+        def slopes_of(piece: slice) -> np.ndarray:
+            """Set the gradients in K_xz and in the other columns, and return the share of -2ρA in (∂F/∂A)ᵀA."""
+            slope = np.matmul(design[piece], excess, out=self.scratch[piece])
+            slope *= -b[piece, None]
+            slope += np.outer(e[piece], q.mean)
+            more = np.zeros((points, points))
+            if self.marginal:
+                scaled = 2.0 * to_variance[piece, None] * induced[piece]
+                slope[:, :points] -= scaled
+                more = scaled.T @ induced[piece]
+            np.matmul(slope[:, :points], inverse, out=to_cross[piece])
+            to_columns[piece] = slope[:, points:]
+            return more
+
+        more = total(in_pieces(slopes_of, *design.shape))
         pulled = excess[:points] @ gram[:, :points] + more - np.outer(q.mean[:points], moments.pulled[:points])
         lower = np.tril(pulled)
         lower.flat[:: len(lower) + 1] *= 0.5
@@ -337,7 +396,6 @@ class DenseProfile:
         to_among = 0.5 * inverse.T @ (lower + lower.T) @ inverse
         # the jitter is a multiple of the mean of the diagonal
         to_among.flat[:: len(lower) + 1] += at.jitter * to_among.trace() / max(1, points)
-        to_cross, to_columns = np.ascontiguousarray(to_design[:, :points]), to_design[:, points:].copy()
         kernels.pull(to_cross, to_among, to_variance, e, to_columns)
         sites = moments.sites
         return moments.value, lambda: setattr(self, "sites", sites)
@@ -360,7 +418,7 @@ class DenseProfile:
             kernels = by_autograd(model, self.inputs)
         root, jitter = cholesky_with_jitter(torch.from_numpy(kernels.among), model.jitter)
         inverse = lapack.dtrtri(root.numpy().T, lower=0)[0].T if len(root) else root.numpy()  # L⁻¹
-        induced = kernels.cross @ inverse.T
+        induced = np.concatenate(in_pieces(lambda piece: kernels.cross[piece] @ inverse.T, *kernels.cross.shape))
         residual = np.maximum(kernels.variance - np.einsum("ij,ij->i", induced, induced), 0.0)
         design = np.concatenate([induced, kernels.columns], 1)
         offset = kernels.mean if self.given is None else kernels.mean + self.given

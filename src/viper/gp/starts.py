@@ -295,19 +295,19 @@ def greedy(
     root = information.clamp(min=1e-12).sqrt()
     with torch.no_grad():
         column_of = kernel_columns(model.kernel, inputs)
-        known = inputs.new_zeros(len(inputs), count)
-        known = known if explained is None else torch.cat([root[:, None] * explained, known], 1)
-        left = (variances(model.kernel, inputs) * information - known.square().sum(1)).clamp_(min=0.0)
+        known = inputs.new_zeros(count, len(inputs))
+        known = known if explained is None else torch.cat([(root[:, None] * explained).T, known])
+        left = (variances(model.kernel, inputs) * information - known.square().sum(0)).clamp_(min=0.0)
         chosen: list[int] = []
-        for k in range(known.shape[1] - count, known.shape[1]):
+        for k in range(len(known) - count, len(known)):
             i = int(left.argmax())
             chosen.append(i)
-            column = column_of(i) * root * root[i]
-            known[:, k] = (column - known[:, :k] @ known[i, :k]) / left[i].clamp(min=1e-12).sqrt()
-            left = (left - known[:, k].square()).clamp_(min=0.0)
-            left[i] = -1.0
-            if loss >= 0.0 and 0.5 * float(left.clamp(min=0.0).sum()) <= loss:
+            row = torch.mul(column_of(i), root, out=known[k]).mul_(root[i])
+            row.sub_(known[:k, i] @ known[:k]).div_(left[i].clamp(min=1e-12).sqrt())
+            left.addcmul_(row, row, value=-1.0).clamp_(min=0.0)[i] = 0.0
+            if loss >= 0.0 and 0.5 * float(left.sum()) <= loss:
                 break
+            left[i] = -1.0
     return inputs[chosen]
 
 

@@ -107,7 +107,7 @@ class TwoClasses(Case):
         problem = Problem(features, identity_prior(features), exact, diagonal=diagonal)
         if found.q is None:
             profile = Profile(found.model, features.data, fast, diagonal, tol=1e-8, sites=found.sites)
-            return problem, newton(problem, profile.solve(features), tol=Q_TOLERANCE, report=report)
+            return problem, newton(problem, profile.nearly_best(features), tol=Q_TOLERANCE, report=report)
         value, total = problem.evaluate(found.q, found.q.factor, gram=False)
         magnitude = total.magnitude
         return problem, Result(found.q, found.q.factor, value, found.converged, found.status, magnitude=magnitude)
