@@ -9,8 +9,8 @@ e = c(y - g), b = c h, and J = I for the inducing points and 0 for the weights o
 integrated out, A above is κA, and gradients in K_xz and in o are multiplied by κ. The derivative ρ in r, above -b/2, is
 then given by `slope_in_residual`, and its contribution -2ρA to the gradient in A replaces bAJ.
 
-Rows are taken in pieces of a fixed size. Several threads may share them, and sums are added in the order of the rows, so
-the answer does not depend on the number of threads.
+Rows are taken in pieces of a fixed size. Several threads may share them, and sums are added in the order of the rows,
+so the answer does not depend on the number of threads.
 """
 
 import math
