@@ -337,7 +337,7 @@ def test_a_stream_that_the_disk_has_no_room_for(command, monkeypatch):
     threading.Thread(target=lambda: Path("pipe").write_bytes(Path("t.csv").read_bytes()), daemon=True).start()
     err = refused(command, "pipe", "-t", "y")
     assert (
-        "and may take half of the space there; got pipe, which takes more. Set TMPDIR to a folder on a larger disk"
+        "and may take half of the free space there; got pipe, which needs more. Set TMPDIR to a folder on a larger disk"
         in err
     )
 
