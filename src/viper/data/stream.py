@@ -107,7 +107,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
 
 
 class LabelScan:
-    """What is known of the labels after some rows."""
+    """What is known about the labels after some rows."""
 
     def __init__(self, known: Any, format: checks.RowFormat, targets: list[str] | None) -> None:
         self.known, self.targets, self.labels, self.many = known, targets, format.labels, format.classes != 2

@@ -68,7 +68,7 @@ class Diagnosis:
     components: int = 1  # Gaussians in the mixture q
 
     def about(self, elbo: float) -> "Diagnosis":
-        """The same verdict beside another ELBO."""
+        """Return the same verdict with another ELBO."""
         return replace(self, elbo=elbo)
 
     @property

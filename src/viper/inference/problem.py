@@ -67,7 +67,7 @@ class Prior:
         return self.precision if self.loadings is None else self.precision + self.loadings.square().sum(1)
 
     def without_loadings(self) -> "Prior":
-        """The same with its precision as a matrix, if it has loadings."""
+        """Return the prior with its precision as a matrix if it has loadings, otherwise unchanged."""
         if self.loadings is None:
             return self
         return Prior(self.mean, torch.diag(self.precision).addmm_(self.loadings, self.loadings.T))
@@ -134,7 +134,7 @@ def cholesky(matrix: Tensor) -> Tensor | None:
 
 
 def cholesky_by_lapack(matrix: np.ndarray) -> np.ndarray | None:
-    """L by LAPACK, called directly, or None likewise."""
+    """L as above, by calling LAPACK directly."""
     root, failed = dpotrf(matrix.T, lower=1, clean=1)
     return None if failed or not math.isfinite(root.trace()) else root
 

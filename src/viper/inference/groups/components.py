@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import gammaln
 
 T_FREEDOM = 3.0  # degrees of freedom of the half-t prior of a standard deviation
-LKJ_SHAPE = 2.0  # of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
+LKJ_SHAPE = 2.0  # shape of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
 SMALLEST_LOG, LARGEST_LOG = -9.0, 5.0  # limits of log σ; the data say nothing beyond them
 COVARIANCE_STEP = 1e-5  # step of central differences of D, whose entries are elementary functions
 

@@ -49,7 +49,7 @@ RADIUS = 1.1  # radius of the composite design, over √k (Rue et al. 2009)
 FINE_LINE, FINE_SQUARE, FINE_DRAWS = 401, 61, 4096  # values of θ on a line, per axis of a square, and drawn
 MOST_QUADRATURE = 100_000  # most rows in the groups that quadrature visits
 SUBSET_BORDER = 1_000  # with a larger border, a pass over few rows takes as long as one over all
-FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # with more rows than the first, a fit starts on groups with the second
+FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # rows above which a fit starts on random groups, and their rows
 
 
 @dataclass(frozen=True)
