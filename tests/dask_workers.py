@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @contextmanager
 def workers(count):
-    """The client of so many processes with one thread each, forked from one that has imported the library."""
+    """A client of this many single-threaded processes, forked from one that has imported the library."""
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
         get_mp_context().set_forkserver_preload(["distributed", "viper.data.dask.collections"])
         machines = LocalCluster(n_workers=count, threads_per_worker=1, processes=True, dashboard_address=":0")
@@ -34,7 +34,7 @@ def workers(count):
 
 @contextmanager
 def in_use(client):
-    """Dask computes with this client, and elsewhere with threads."""
+    """Dask computes with this client inside the context, and with threads outside."""
     with client.as_current(), dask.config.set(scheduler=client.get):
         yield client
 
@@ -59,13 +59,13 @@ def classifier(**options):
 
 
 def arrays(chunks=7_000, **other):
-    """X, y, weights and offset as Dask arrays, each cut as it is told or like the others."""
+    """X, y, weights and offset as Dask arrays, each with its own chunks or those of the others."""
     cuts = {name: other.get(name, chunks) for name in ("X", "y", "w", "o")}
     return [da.from_array(x, chunks=cuts[name]) for name, x in zip("Xywo", (X, Y, WEIGHT, OFFSET), strict=True)]
 
 
 def frames():
-    """The same as DataFrame and Series, whose partitions do not know their lengths, one of them empty."""
+    """The same as DataFrame and Series with partitions of unknown length, one of them empty."""
     whole = dd.from_pandas(FRAME, npartitions=4, sort=False)
     gap = whole[whole.a > 1e9].partitions[:1]
     joined = dd.concat([whole, gap], interleave_partitions=False)

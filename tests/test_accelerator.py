@@ -1,4 +1,4 @@
-"""What a pass on a device does when memory runs out, played on the CPU; the device itself is in test_cuda.py."""
+"""What a pass on a device does when memory runs out, simulated on the CPU; test_cuda.py uses a device."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def sums(block, power):
 
 
 def blocks_up_to(X, most):
-    """Blocks of X; more than `most` rows at once are too many for the memory, which shows at the second block."""
+    """Blocks of X; if they have more than `most` rows, memory runs out at the second block."""
 
     def blocks(rows):
         for start in range(0, len(X), rows):

@@ -1,4 +1,4 @@
-"""Steps that are mixed with those before, and the last one, which is taken without a look."""
+"""Steps that are mixed with earlier ones, and the last step, after which F is not computed."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ EYE = torch.eye(3, dtype=torch.float64)
 
 
 def test_a_linear_map_is_solved_by_as_many_steps_as_it_has_directions():
-    """μ -> Aμ + b: once the residuals span the space, the mixture is the fixed point, and says so."""
+    """μ -> Aμ + b: once the residuals span the space, the mixture is the fixed point, and its share is tiny."""
     generator = torch.Generator().manual_seed(0)
     A = 0.9 * torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=generator))[0]
     b = torch.randn(3, dtype=torch.float64, generator=generator)
@@ -30,7 +30,7 @@ def test_a_linear_map_is_solved_by_as_many_steps_as_it_has_directions():
 
 
 def test_steps_that_go_too_far_are_mixed_part_of_the_way():
-    """μ -> -5μ + b moves away from its fixed point; by a quarter of the way and mixed, it ends there."""
+    """μ -> -5μ + b moves away from its fixed point; mixed steps of a quarter of the way reach it."""
     b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     mixing, q = Mixing(), gaussian(torch.zeros(3, dtype=torch.float64), EYE)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_changes_that_are_dependent_are_not_mixed():
 
 
 def test_more_steps_than_entries_of_a_residual_leave_nothing_of_it():
-    """Of all weights that do so, the smallest are taken."""
+    """Many weights do so; the smallest are chosen."""
     generator = torch.Generator().manual_seed(3)
     changes, residual = torch.randn(2, 5, dtype=torch.float64, generator=generator).split([4, 1], 1)
     weights, left = mixing_weights(changes.numpy().copy(order="F"), residual[:, 0].numpy())
@@ -96,7 +96,7 @@ def rows(n, p, seed):
 
 
 def test_slow_bounds_are_not_slow():
-    """Pólya-Gamma's steps shrink by a tenth or less each: unmixed, they took a hundred."""
+    """Each Pólya-Gamma step shrinks the distance by a tenth or less: unmixed, a fit took a hundred."""
     X, y = rows(40_000, 10, 2)
     model = VariationalLogisticRegression(bound="pg", random_state=0).fit(X, y)
     assert model.converged_

@@ -334,12 +334,12 @@ def test_tiny_and_huge_weights(size):
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_features_whose_squares_overflow(family):
-    expected = "X must have columns of moderate size, so that their sums keep some digits; got numbers up to "
+    expected = "X must have columns of moderate size, so that sums keep enough digits; got numbers up to "
     assert message(X=1e200 * X, covariance=family) == f"{expected}{np.abs(X).max():.3g}e+200. Standardise the features."
 
 
 CAUSES = {
-    "prior": ({"X": np.hstack([X, X]), "prior_scale": 1e120}, "prior_scale must not exceed by far what the rows can"),
+    "prior": ({"X": np.hstack([X, X]), "prior_scale": 1e120}, "prior_scale must not be far larger than the rows can"),
     "weights": ({"sample_weight": 1e308 * ONES}, "sample_weight must count rows; got 1e+308. Divide the weights by"),
     "offset": ({"offset": 1e307 * ONES}, "offset must be a log-odds; got 1e+307. Scale the offsets."),
 }

@@ -1,4 +1,4 @@
-"""A fit that is killed goes on from its last completed pass, and ends where it would have ended."""
+"""A fit that is killed continues from its last completed pass, and ends where it would have ended."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Passes:
-    """Counts passes over all rows, and interrupts before the one that is one too many."""
+    """Counts passes over all rows, and interrupts before one pass too many."""
 
     def __init__(self, monkeypatch):
         self.count, self.most = 0, None
@@ -57,7 +57,7 @@ def passes(monkeypatch):
     "options", [{}, {"covariance": "diagonal"}, {"prior_scale": "auto"}, {"bound": "mc", "samples": 50}]
 )
 def test_interrupted_after_every_pass(options, passes, tmp_path):
-    """Each run is stopped after one more pass, and together they make no more passes than one run."""
+    """Each run is stopped one pass later, and together the runs make no more passes than a single one."""
     X, y = data()
     model = VariationalLogisticRegression(random_state=1, **options)
     whole = model.fit(X, y)
@@ -79,7 +79,7 @@ def test_interrupted_after_every_pass(options, passes, tmp_path):
 
 
 def test_no_seed_is_needed(passes, tmp_path):
-    """Without random_state the fit that is resumed goes on with the random numbers it began with."""
+    """Without random_state, a resumed fit continues with the random numbers that it started with."""
     X, y = data()
     passes.until(2)
     with pytest.raises(Interrupted):
@@ -89,7 +89,7 @@ def test_no_seed_is_needed(passes, tmp_path):
     resumed = passes.count
     passes.until(None)
     VariationalLogisticRegression().fit(X, y)
-    assert abs(resumed - (passes.count - 2)) <= 1  # other subsets may take a pass more or less
+    assert abs(resumed - (passes.count - 2)) <= 1  # on other subsets a fit may take one pass more or less
 
 
 FIT = """
@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
 
 def test_killed_process(tmp_path):
-    """SIGKILL in the middle of a real fit; a second run ends it."""
+    """SIGKILL in the middle of a real fit; a second run completes it."""
     command = [sys.executable, "-c", FIT, str(tmp_path)]
     process = subprocess.Popen(command)
     while len(list(tmp_path.glob("fit/*.pass"))) < 6 and process.poll() is None:
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint(damage, passes, tmp_path):
 
 
 def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
-    """Sums are used only where they answer the same question; a log cannot make a fit wrong."""
+    """Sums from the log are used only if the same sums are requested; a log cannot make a fit wrong."""
     X, y = data()
     expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
     passes.until(2)
@@ -220,7 +220,7 @@ def test_a_pass_that_was_asked_otherwise_is_made_again(passes, tmp_path):
 
 
 def test_disk_full_costs_the_checkpoint_and_not_the_fit(tmp_path, monkeypatch):
-    """ENOSPC when the file's bytes reach the disk: the temporary file goes, what was complete stays, the fit ends."""
+    """ENOSPC as bytes are written: the temporary file is removed, complete files stay, and the fit continues."""
     X, y = data()
     expected = VariationalLogisticRegression(random_state=0).fit(X, y).coef_
     room = iter([True] * 8)  # four files, each with its directory

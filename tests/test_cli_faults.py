@@ -204,13 +204,13 @@ def test_an_input_is_never_the_output_too(folder, command, output):
         link.symlink_to("data.csv")
     before = contents(folder)
     done = run_viper(command, "model.viper", "data.csv", "-o", output, "--force", folder=folder)
-    refused(done, OUTPUT, "the output must be another file than the input", "Choose another name")
+    refused(done, OUTPUT, "the output must be a different file from the input", "Rename it.")
     assert contents(folder) == before
 
 
 def test_a_fit_does_not_replace_its_table(folder):
     done = run_viper("fit", "data.csv", "-t", "died", "-o", "data.csv", "--force", folder=folder)
-    refused(done, OUTPUT, "the output must be another file than the input; got data.csv for both.")
+    refused(done, OUTPUT, "the output must be a different file from the input; got data.csv for both.")
 
 
 def test_links_that_lead_nowhere(folder, tmp_path):

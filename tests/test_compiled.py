@@ -37,7 +37,7 @@ built = pytest.mark.skipif(not library.is_compiled(), reason="viper was installe
 
 @pytest.mark.parametrize("tolerance", [EXACT_NODES, ROUGH_TOLERANCE])
 def test_nodes_are_as_good_as_they_say(tolerance):
-    """At the end of every set's reach, where it is worst; nodes and weights themselves are rounded to float64."""
+    """At the end of each set's reach, where errors are largest; nodes and weights are rounded to float64."""
     rng = np.random.default_rng(0)
     with mp.workdps(30):
         for nodes in node_sets(tolerance)[1:]:
@@ -64,7 +64,7 @@ def test_fewer_nodes_for_less():
 
 @pytest.mark.parametrize("count", [2, 5, 12])
 def test_the_reach_of_gauss_hermite_is_that_of_its_remainder(count):
-    """n!/(2n)! v^n max|f^{(2n+2)}|, the maximum by the poles of the logistic; at most 1.24 times too careful."""
+    """n!/(2n)! v^n max|f^{(2n+2)}|, the maximum from the poles of the logistic; at most 1.24 times too large."""
     v, order = gauss_reach(count, 1e-9), 2 * count + 1
     with mp.workdps(40):
         largest = abs((2 ** (order + 1) - 1) * mp.bernoulli(order + 1) / (order + 1))
@@ -73,7 +73,7 @@ def test_the_reach_of_gauss_hermite_is_that_of_its_remainder(count):
 
 
 def test_near_the_pole_nothing_is_larger_than_assumed():
-    """|f|, |f'| and |f''| on the line to which the trapezoidal rule's integral is moved, for x = ϑ + τz."""
+    """|f|, |f'| and |f''| on the line to which the integral of the trapezoidal rule is shifted, for x = ϑ + τz."""
     x = np.linspace(-60.0, 60.0, 24_001)
     w = x + 1j * NEAR_POLE
     s = 1.0 / (1.0 + np.exp(-w))
@@ -86,7 +86,7 @@ def test_near_the_pole_nothing_is_larger_than_assumed():
 
 
 def make_block(rows, columns, intercept, everything, order, seed=0):
-    """Some rows, with offset, residual variance and weights or without, stored by rows, by columns or with gaps."""
+    """Some rows, with or without offset, residual variance and weights, stored by rows, by columns or with gaps."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((rows, columns))
     X = {"C": X, "F": np.asfortranarray(X), "gaps": np.repeat(np.repeat(X, 2, 0), 3, 1)[::2, ::3]}[order]
@@ -103,7 +103,7 @@ def parameters(size, spread, seed=1):
 
 
 def both(block, mean, factor, formula, recipe, gram="full"):
-    """The sums as compiled and as plain."""
+    """The sums by compiled code and by plain formulas."""
     fast = compiled_sums(block, recipe, mean, factor, gram, False)
     return fast, row_sums(block, mean, factor, formula, None, gram, False, True)
 
@@ -187,7 +187,7 @@ def test_every_variance_within_reach(spread):
 @built
 @pytest.mark.parametrize("gram", ["full", "none"])
 def test_without_variance_and_with_the_largest_curvature(gram):
-    block = make_block(300, 9, True, True, "C")  # with a residual variance, which these do not see
+    block = make_block(300, 9, True, True, "C")  # with a residual variance, which these ignore
     mean, _ = parameters(10, 0.0)
     fast, plain = both(block, mean, None, without_variance, KernelRecipe("softplus"), gram)
     assert_same([fast[0], *fast[2:]], [plain[0], *plain[2:]])
@@ -246,7 +246,7 @@ def test_rounding_is_as_the_certificate_says():
 
 @built
 def test_far_away_nothing_is_left():
-    """Where e^-|ϑ| is no number any more, h is 0, so that an x that large does not make a curvature of it."""
+    """Where e^-|ϑ| underflows, h is 0, so that a huge x does not turn it into a curvature."""
     X = torch.tensor([[1e200]], dtype=torch.float64)
     ones = torch.ones(1, dtype=torch.float64)
     block = Block(Dense(X), 0.0 * ones)
@@ -269,7 +269,7 @@ def test_what_is_not_finite_is_seen(bad):
 
 @built
 def test_beyond_the_reach_the_plain_formulas_take_over(monkeypatch):
-    """Ten rows and a prior so wide that standard deviations of rows pass LARGEST_SD."""
+    """Ten rows and a prior so wide that standard deviations of rows exceed LARGEST_SD."""
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((10, 3)), np.arange(10) % 2
     answers = []
@@ -348,7 +348,7 @@ def test_without_a_library_that_is_right_there_is_no_compiled_pass(monkeypatch, 
 
 
 def test_it_is_there_where_viper_was_installed_with_a_compiler():
-    """Else all that needs it would be skipped, and nobody would know."""
+    """Otherwise all tests that need it would be skipped silently."""
     try:
         version("vi-per")
     except PackageNotFoundError:

@@ -113,7 +113,7 @@ def test_float32(client):
 
 
 def test_a_checkpoint_of_other_rows_is_refused(somewhere, monkeypatch, tmp_path):
-    """Rows of the same number, width and names, but not the same; those that are may be cut otherwise."""
+    """Different rows with the same number, width and names are refused; the same rows in other partitions are not."""
     original, made = Partitions.reduce, []
 
     def reduce(source, function):
@@ -159,16 +159,16 @@ def test_subsets_are_those_of_arrays(monkeypatch, somewhere):
 
 
 def test_a_common_origin_is_made_once(somewhere, tmp_path):
-    """Else rows and labels that cannot be made twice alike would not belong together."""
+    """Otherwise rows and labels that cannot be reproduced would not match."""
 
     def load(i):
         with (tmp_path / "loads").open("a") as file:
             file.write("x")
-        return FRAME[i * 6_000 : (i + 1) * 6_000].sample(frac=1.0)  # another order each time
+        return FRAME[i * 6_000 : (i + 1) * 6_000].sample(frac=1.0)  # in a different order each time
 
     frame = dd.from_map(load, range(4))
     model = classifier().fit(frame[NAMES], frame["y"])
-    assert (tmp_path / "loads").stat().st_size <= 5  # four, and one to see the columns
+    assert (tmp_path / "loads").stat().st_size <= 5  # four, and one to find the columns
     np.testing.assert_allclose(model.coef_, classifier().fit(X, Y).coef_, atol=1e-6)
 
 
@@ -243,7 +243,7 @@ def test_predictions_on_workers(client):
 
 @pytest.mark.parametrize("draws", [400, 4000, 12_000])
 def test_diagnosis_on_workers(client, draws):
-    """Draws that travel with the tasks, and such as are sent ahead."""
+    """Draws small enough to travel with the tasks, and draws that are sent ahead."""
     given = arrays()
     model = classifier().fit(*given)
     assert model.diagnose(draws=draws).k_hat == pytest.approx(
@@ -256,7 +256,7 @@ def test_diagnosis_on_workers(client, draws):
 
 @pytest.fixture(scope="module")
 def curve():
-    """Rows of a nonlinear function, more than the search looks at."""
+    """Rows of a nonlinear function, more than the search uses."""
     rng = np.random.default_rng(2)
     x = rng.uniform(-2, 2, (50_000, 1))
     return x, rng.random(50_000) < 1 / (1 + np.exp(-3 * np.sin(2 * x[:, 0])))
@@ -278,7 +278,7 @@ def test_a_gaussian_process_is_that_of_a_stream(curve, client):
 
 
 def test_a_gaussian_process_takes_its_options_there(curve, client):
-    """An additive kernel, weights of classes, new rows, and how far to trust it: as for the same rows in blocks."""
+    """An additive kernel, class weights, new rows and the diagnosis agree with those for the same rows in blocks."""
     x, y = curve
     both = np.column_stack([x, x[::-1]])
     options = {"kernel": "additive + x0:x1", "class_weight": {True: 2.0}, "n_inducing": 8, "n_starts": 1}

@@ -57,7 +57,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def spoilt(x, value):
-    """The same with one bad entry, in the third partition of four."""
+    """The same rows with one bad entry, in the third partition of four."""
     bad = x.copy()
     bad[13_000] = value
     return bad
@@ -103,7 +103,7 @@ def test_an_error_comes_back_from_a_worker(client):
 @pytest.mark.parametrize("row", [13_000, "in a subset"])
 @pytest.mark.parametrize("options", [{}, {"covariance": "diagonal"}, {"bound": "pg"}], ids=str)
 def test_sums_tell_of_an_entry_that_is_not_finite(options, row, entry):
-    """Nobody looks for it before."""
+    """X is not checked beforehand."""
     if row == "in a subset":
         seed = seed_of(classifier().random_state)
         row = int(scattered(N, coarse_sizes_of(N, 6)[0], np.random.default_rng(seed))[100])
@@ -128,7 +128,7 @@ def coarse_sizes_of(rows, dimension):
 
 
 def test_large_entries_are_no_fault():
-    """Sums that overflow are blamed on the size of the numbers, not on entries that are finite, here as in memory."""
+    """If sums overflow, the error names the size of the numbers and not finite entries, here as in memory."""
     large = X.copy()
     large[13_000, 2] = 1e200
     given = da.from_array(large, chunks=(6_000, 5)), cut(Y)
@@ -166,7 +166,7 @@ def test_a_killed_worker_costs_only_time(monkeypatch):
 
 
 def kill_one_and_count(block: Block) -> list[torch.Tensor]:
-    """In the first process that comes here, its end."""
+    """Kill the first process that calls this; count in the others."""
     try:
         os.close(os.open(MARK, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -192,7 +192,7 @@ def test_a_worker_may_die_in_the_middle_of_a_pass(brief, tmp_path, monkeypatch):
 
 @contextmanager
 def own_processes(folder):
-    """A scheduler and a worker that are nobody's children but ours, and the file that says where."""
+    """A scheduler and a worker as our own child processes, and the file with their address."""
     file = folder / "scheduler.json"
     started = []
     for role, where in (
@@ -287,7 +287,7 @@ def test_a_scheduler_lost_while_rows_are_opened_is_an_error(tmp_path):
 
 
 def test_a_client_that_has_just_closed_is_an_error():
-    """Dask raises an error of its own kind where the scheduler is lost between two messages."""
+    """Dask raises an error class of its own if the scheduler is lost between two messages."""
     with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
         X_there, y_there = cut(X, (9_000, 5)), cut(Y, 9_000)
         client.status = "closed"
@@ -299,7 +299,7 @@ def test_a_client_that_has_just_closed_is_an_error():
 
 
 def test_a_client_that_closes_between_two_messages_is_an_error():
-    """It has forgotten its scheduler then, and Dask itself raises an AttributeError."""
+    """The client no longer has a scheduler then, and Dask itself raises an AttributeError."""
     with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
         parts = client.map(np.ones, [3, 4])
         scheduler, client.scheduler, client.status = client.scheduler, None, "closed"
@@ -311,7 +311,7 @@ def test_a_client_that_closes_between_two_messages_is_an_error():
 
 
 def held_by(client):
-    """Keys that workers still have, once all that nobody refers to is gone."""
+    """Keys that workers still hold after a garbage collection."""
     for _ in range(50):
         gc.collect()
         held = [key for keys in client.has_what().values() for key in keys]

@@ -64,7 +64,7 @@ def test_there_is_one_task_for_each_thread(client):
 
 @contextmanager
 def tasks_made(client, monkeypatch):
-    """The names of functions that become tasks meanwhile."""
+    """The names of functions that are run as tasks meanwhile."""
     names, made = [], client.map
     with monkeypatch.context() as patch:
         patch.setattr(client, "map", lambda f, *_, **__: names.append(f.__name__) or made(f, *_, **__))
@@ -73,7 +73,7 @@ def tasks_made(client, monkeypatch):
 
 def test_a_short_pass_makes_no_tasks(client, monkeypatch):
     source = partitioned(cut(X, (1_000, 5)))
-    source.in_memory()  # once all is read
+    source.in_memory()  # once all rows are read
     with tasks_made(client, monkeypatch) as names:
         assert source.reduce(partial(count))[0] == N
         assert source.sample(500, np.random.default_rng(1)).rows == 500
@@ -107,7 +107,7 @@ def test_workers_may_refuse_messages():
 def test_what_messages_cannot_do_is_done_by_tasks(client, monkeypatch):
     source = partitioned(cut(X, (1_000, 5)))
     shares = source.shares()
-    # each is looked for where the next one is
+    # each worker is asked for the data of the next
     wrong = list(map(swapped, shares, [*shares[1:], shares[0]]))
     monkeypatch.setattr(messages, "shares_of_threads", lambda *_: wrong)
     monkeypatch.setattr(source, "shares", lambda: wrong)
@@ -121,7 +121,7 @@ def swapped(share, other):
 
 @pytest.mark.parametrize("trouble", ["none", "another name", "gone", "closing"])
 def test_a_worker_that_cannot_answer_says_so(trouble):
-    """So that tasks take over: it goes by another name (--contact-address), lost the data, or takes no more work."""
+    """Tasks take over if it has another name (--contact-address), has lost the data, or takes no more work."""
     worker = pretended_worker()
     name, key = ("tcp://there:1" if trouble == "another name" else worker.address), "y" if trouble == "gone" else "x"
     if trouble == "closing":
@@ -154,7 +154,7 @@ def test_only_an_idle_worker_of_one_thread_works_where_it_listens(at_once, where
 
 
 def thread_name(block: Block, recipe: str | None, pause=0.0) -> list[torch.Tensor]:
-    """Whether that is the thread in which a worker listens; with a `recipe`, as what has compiled code."""
+    """Whether this is a worker's event-loop thread; takes a `recipe` like functions with compiled code."""
     time.sleep(pause)
     return [torch.tensor(float(threading.current_thread() is threading.main_thread()))]
 
@@ -165,7 +165,7 @@ def test_workers_keep_listening_until_a_pass_has_been_seen_to_be_short(client, m
     quick, slow, blocks = partial(thread_name, recipe="any"), partial(thread_name, recipe=None), 3
     assert source.reduce(quick)[0] == 0
     assert source.reduce(quick)[0] == blocks
-    assert source.reduce(slow)[0] == 0  # what was measured says nothing of this one
+    assert source.reduce(slow)[0] == 0  # earlier measurements say nothing about this function
     assert source.reduce(quick)[0] == blocks
     monkeypatch.setattr(partitions, "SILENT", 0.1)
     assert source.reduce(partial(quick, pause=0.2))[0] == blocks

@@ -1,4 +1,4 @@
-"""`viper.Files` on files as others write them: with an index, in other dialects, of mixed types, with wrong cells."""
+"""`viper.Files` on files written by others: with an index, in other dialects, with mixed types or wrong cells."""
 
 import gzip
 
@@ -114,7 +114,7 @@ def test_endings_that_are_not_known(tmp_path):
         fit(path)
     with pytest.raises(ValueError, match=r"which names none\. Its files must end in one of \.parquet"):
         fit(tmp_path)
-    ROWS.to_parquet(path)  # by its first bytes
+    ROWS.to_parquet(path)  # recognised by its first bytes
     assert_fits(path)
 
 
@@ -188,7 +188,7 @@ def test_the_stream_format_of_arrow(tmp_path):
 
 
 def test_folders_whose_names_are_values(tmp_path):
-    """Their columns are those of a dataset; files know only their own."""
+    """A dataset derives columns from folder names; files have only their own."""
     datasets = pytest.importorskip("pyarrow.dataset")
     for year in (2020, 2021):
         (tmp_path / f"year={year}").mkdir()
@@ -289,7 +289,7 @@ def test_lines_are_counted_with_blank_ones_and_those_in_quotes(line, message, en
 
 
 def test_values_with_line_breaks_across_blocks(tmp_path, monkeypatch):
-    """A column of text that is not used may hold anything."""
+    """A text column that is not used may contain anything."""
     monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 200)
     ROWS.assign(note='first\nsecond, "third"\n').to_csv(tmp_path / "rows.csv", index=False)
     assert_fits(tmp_path, features=NAMES, multiline=True)

@@ -35,7 +35,7 @@ def test_the_judge_sees_what_is_wrong():
 
 
 def test_the_judges_moments():
-    """Against the derivatives of E softplus that a normal of width zero, and a symmetric one, have in closed form."""
+    """Against closed forms of the derivatives of E softplus, for a normal of width zero and a symmetric one."""
     theta = np.array([-3.0, 0.0, 5.0])
     s = 1 / (1 + np.exp(theta))
     slope, curvature = moments(theta, np.zeros(3))
@@ -50,7 +50,7 @@ def test_the_judges_moments():
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_an_outlier_of_a_million_is_fitted(family):
-    """Two hundred steps ended five nats short."""
+    """Two hundred steps once ended five nats short."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(40, 4))
     X[3, 1] *= 1e7
@@ -59,7 +59,7 @@ def test_an_outlier_of_a_million_is_fitted(family):
 
 
 def test_heavy_weights_and_a_prior_far_away():
-    """Steps towards the mode were cut at a thousandth of their length, which left 3e14 nats."""
+    """Steps towards the mode were once cut to a thousandth of their length, which left 3e14 nats."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(100, 3))
     weight = 10.0 ** rng.uniform(-8, 8, 100)
@@ -67,7 +67,7 @@ def test_heavy_weights_and_a_prior_far_away():
 
 
 def test_large_columns_that_are_twice_the_same():
-    """Their difference is known from the prior alone; its variance was lost to cancellation."""
+    """Only the prior informs their difference; its variance was once lost to cancellation."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(80, 1))
     y = rng.random(80) < 0.5
@@ -98,7 +98,7 @@ def test_a_column_and_its_prior_in_other_units(family, factor):
 
 @pytest.mark.parametrize("factor", [1e-300, 1e-170, 1e-140, 1e140, 1e155, 1e300, 1e307])
 def test_a_standardised_column_in_any_units(factor):
-    """From 1e155 on, and below 1e-170, the coefficient was silently 0."""
+    """From 1e155 on, and below 1e-170, the coefficient was once silently 0."""
     rng = np.random.default_rng(4)
     table = pd.DataFrame(rng.normal(size=(150, 2)), columns=["a", "b"])
     table["y"] = labels(table.to_numpy(), rng)

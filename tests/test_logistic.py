@@ -33,7 +33,7 @@ from viper.models.notebook import notebook_facts
 
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
-TIGHT = 1e-13  # nats, where two fits are to agree to 1e-6 of a standard deviation
+TIGHT = 1e-13  # nats, for two fits that should agree to 1e-6 of a standard deviation
 
 
 def data(n=120, p=3, seed=0):
@@ -500,7 +500,7 @@ def test_corrected_predictions_agree_with_each_other(grid):
 
 @pytest.mark.parametrize("p", [3, 150])
 def test_weights_are_even_where_q_is_exact(p):
-    """Without information (weights of nearly zero) the posterior is the prior, in every shape of q."""
+    """Without information (weights of nearly zero) the posterior is the prior, in every family of q."""
     X, y = data(100, p, 17)
     for family in ("full", "diagonal"):
         model = VariationalLogisticRegression(covariance=family, random_state=0)
@@ -525,7 +525,7 @@ def test_uneven_weights_are_not_hidden():
 
 def test_a_diagnosis_is_the_same_when_asked_again(tmp_path):
     X, y = data(40, 3, 21)
-    np.random.seed(0)  # noqa: NPY002  # which must not matter
+    np.random.seed(0)  # noqa: NPY002  # must not matter
     for seed in (None, 3, np.random.RandomState(5)):
         model = VariationalLogisticRegression(random_state=seed).fit(X, y)
         found = model.diagnose()
@@ -559,7 +559,7 @@ def test_the_verdict_knows_tail_and_effective_draws(k_hat, share, covariance, wo
 
 
 def test_nearly_equal_weights_need_no_warning():
-    """Among seeds there are some whose few largest weights look like a heavy tail."""
+    """For some seeds, the few largest weights look like a heavy tail."""
     X, y = data(2000, 2, 22)
     model = VariationalLogisticRegression().fit(X, y)
     for seed in range(60):
@@ -644,7 +644,7 @@ def test_saved_and_loaded(options, shape, labels, tmp_path):
             assert np.array_equal(value, model.get_params()[name])
     with pytest.raises(ValueError, match="The feature names should match"):
         loaded.predict(frame.rename(columns={"a": "z"}))
-    # what was learned can go on learning
+    # a loaded model can go on learning
     loaded.partial_fit(frame, y)
 
 

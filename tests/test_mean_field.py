@@ -1,4 +1,4 @@
-"""Newton's method for the mean field: its derivatives, its products, and how many of them it needs."""
+"""Newton's method for the mean field: its derivatives, its products, and how many products it needs."""
 
 import warnings
 from contextlib import nullcontext
@@ -41,7 +41,7 @@ def random_q(p, seed):
 
 
 def objective(problem, at, coordinates):
-    """F at coordinates around a point, by the public kernel, which knows its derivatives."""
+    """F at coordinates around a point, by the public function, which autograd can differentiate."""
     block = next(iter(problem.source.blocks()))
     A, prior = block.design.matrix, problem.prior
     mean = at.q.mean + at.units[0] * coordinates[0]
@@ -71,7 +71,7 @@ def test_gradient_and_hessian_are_those_of_the_objective():
 
 
 def test_the_hessian_of_a_prior_covariance():
-    """A diagonal matrix as a prior covariance is that diagonal."""
+    """A diagonal matrix as the prior covariance is the same as its diagonal."""
     problem = problem_of(30, 5, 4)
     one = torch.linspace(0.5, 2.0, 5, dtype=torch.float64)
     direction = torch.from_numpy(np.random.default_rng(5).standard_normal((2, 5)))
@@ -93,7 +93,7 @@ def by_formula(A, w, u, v):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 8, 33])
 def test_products_with_the_hessian(rows, intercept):
-    """Dense rows in either precision, with gaps between them, sparse rows, and what the formulas say."""
+    """Dense rows in both precisions, rows with gaps between them, and sparse rows, against the formulas."""
     rng = np.random.default_rng(rows)
     X = rng.standard_normal((rows, 131)) * (rng.random((rows, 131)) < 0.5)
     A = torch.from_numpy(np.column_stack([X[:, :130], np.ones(rows)])[:, : 130 + intercept])
@@ -112,7 +112,7 @@ def test_products_with_the_hessian(rows, intercept):
 
 
 def test_copies_for_products_are_light(monkeypatch):
-    """In float32 if dense; none where it saves nothing, or of columns whose squares float32 cannot hold."""
+    """In float32 if dense; no copies if they save nothing, or if squares of columns are out of float32's range."""
     X, y = data(50, 4, 7)
     monkeypatch.setattr("viper.inference.rows.SMALLEST_LIGHT", 200)
     dense, sparse = (Arrays(x, torch.from_numpy(y)) for x in (torch.from_numpy(X), scipy.sparse.csr_array(X)))
@@ -136,7 +136,7 @@ def test_copies_for_products_are_light(monkeypatch):
 @built
 @pytest.mark.parametrize("tau2", [0.0, 1e-6, 0.3, 2.0, 30.0, 1e3, 1e8])
 def test_compiled_moments_for_every_variance(tau2):
-    """Within the tolerance of the rough bound for every variance, to rounding where there are nodes."""
+    """Within the tolerance of the rough bound for every variance, and up to rounding where there are nodes."""
     theta = torch.linspace(-40.0, 40.0, 101, dtype=torch.float64)
     given = theta, torch.full_like(theta, tau2)
     exact, partials = limit().moments(*given), limit().partials(*given)
@@ -171,7 +171,7 @@ def test_compiled_moments_are_for_some_rows_only():
 
 
 def test_few_steps_from_afar():
-    """About ten, to where steps with matrices end."""
+    """About ten steps, to the same optimum as steps with matrices."""
     problem = problem_of(300, 150, 8, ROUGH_BOUND)
     start = widest(problem)
     found, other = climb_mean_field(problem, start, close=1e-9), newton(replace(problem, iterative=False))
@@ -187,7 +187,7 @@ def test_few_steps_from_afar():
 
 
 def test_a_predicted_last_step():
-    """F after a last step that was not computed, and the nats that are left."""
+    """F after a last step is predicted, and so are the nats that are left."""
     problem = problem_of(200, 40, 9)
     found = climb_mean_field(problem, widest(problem))
     assert found.close
@@ -228,7 +228,7 @@ def test_the_limit_of_iterations_is_kept(monkeypatch):
 
 @pytest.mark.parametrize("max_iter", [1, 3, 5, 200])
 def test_a_fit_counts_the_steps_of_every_stage(monkeypatch, max_iter):
-    """It takes no more than `max_iter`, and says that it converged if and only if it did."""
+    """It takes at most `max_iter` steps, and reports convergence if and only if it has converged."""
     choose(monkeypatch, True)
     X, y = data(100, 20, 16)
     few = max_iter < 10

@@ -314,7 +314,7 @@ def test_a_model_without_a_record_has_no_drift(model):
 
 
 def test_a_row_whose_log_odds_overflow_costs_itself_only():
-    """Also where only a product of columns is too large; 1e140 is not."""
+    """Even if only a product of columns is too large; 1e140 is not."""
     fitted = viper.VariationalLogisticRegression.from_formula("y ~ age*weight + ward", FRAME)
     good = FRAME.head(5).drop(columns="y")
     bad = good.assign(age=[1e200, -1e308, 1e90, 1e140, 50.0], weight=[70.0, 70.0, 1e90, 70.0, None])

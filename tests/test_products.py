@@ -79,7 +79,7 @@ def test_other_bounds(monkeypatch, options):
 
 
 def test_columns_that_are_nearly_the_same(monkeypatch):
-    """Products are many; the matrices take over, at the same optimum."""
+    """They take many products, so matrices take over, with the same optimum."""
     rng = np.random.default_rng(2)
     X = rng.standard_normal((400, 1)) + 1e-3 * rng.standard_normal((400, 12))
     y = (X[:, 0] + rng.logistic(size=400) > 0).astype(int)
@@ -275,7 +275,7 @@ def test_a_covariance_that_does_not_fit_is_refused_before_any_work(monkeypatch):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_sparse_rows_in_one_reading(intercept, kind):
-    """The compiled halves of a pass over a slice of sparse rows; other types of indices are left to the formulas."""
+    """The compiled halves of a pass over a slice of sparse rows; the plain formulas handle other index types."""
     X = scipy.sparse.random(40, 30, 0.2, format="csr", random_state=0)
     X.indices, X.indptr = X.indices.astype(kind), X.indptr.astype(kind)
     part = next(Arrays(X, torch.zeros(40).double(), intercept=intercept, block_rows=25).blocks()).design

@@ -308,7 +308,7 @@ def test_what_is_said_about_streams(command, tmp_path):
 
 @pytest.mark.parametrize("change", ["cut", "compressed", "text", "no sheet", "not XML"])
 def test_a_damaged_workbook_is_one_line(change, command):
-    """openpyxl raises whatever comes of what it finds."""
+    """openpyxl does not validate what it reads, and raises errors of many types."""
     FRAME.to_excel("t.xlsx", index=False)
     whole = Path("t.xlsx").read_bytes()
     with zipfile.ZipFile("t.xlsx") as archive:
@@ -337,7 +337,7 @@ def test_a_stream_that_the_disk_has_no_room_for(command, monkeypatch):
     threading.Thread(target=lambda: Path("pipe").write_bytes(Path("t.csv").read_bytes()), daemon=True).start()
     err = refused(command, "pipe", "-t", "y")
     assert (
-        "and may take half of the space there; got pipe, which takes more. Set TMPDIR to a folder on a larger disk"
+        "and may take half of the free space there; got pipe, which needs more. Set TMPDIR to a folder on a larger disk"
         in err
     )
 
@@ -357,7 +357,7 @@ def test_a_bomb_of_one_line(command, tmp_path):
 
 @pytest.mark.parametrize("mark", [",", ";"])
 def test_a_cell_longer_than_csv_allows(mark, command):
-    """Python's csv module has a limit of its own, met where lines are counted or decimal commas looked for."""
+    """Python's csv module has its own limit, which applies when lines are counted or decimal commas searched for."""
     rows = [f"{i}{mark}{i % 2}" for i in range(30)]
     Path("t.csv").write_text("\n".join([f"x{mark}y", *rows, "1" * 200_000, ""]))
     message = "t.csv must be CSV; got field larger than field limit (131072) in line 32. Check its quotes"
@@ -377,7 +377,7 @@ def test_a_bomb_of_lines(command, monkeypatch):
 
 
 def test_twice_as_many_columns_are_twice_the_work(tmp_path):
-    """Counted in calls of functions, of Python and of libraries in C."""
+    """Counted in function calls, in Python and in C libraries."""
 
     def calls(columns):
         path, counts = tmp_path / "t.csv", Counter()

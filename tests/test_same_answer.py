@@ -1,4 +1,4 @@
-"""One algorithm, one answer: wherever the rows are kept, the posterior and the way to it are the same."""
+"""One algorithm, one answer: wherever the rows are kept, the posterior and the steps to it are the same."""
 
 from functools import cache
 
@@ -81,7 +81,7 @@ KEPT = {kind.__name__: kind for kind in (in_odd_blocks, as_memory_map, as_parque
 
 
 def matters(kept, case):
-    """Text is slow to read, and what follows does not know of it."""
+    """Whether to test this case; text is slow to read, and hardly any code after reading depends on it."""
     return kept != "as_csv" or case in ("full", "float32 rows")
 
 
@@ -150,6 +150,6 @@ def test_same_posterior_on_a_gpu(kept, case, tmp_path):
     frame = made(dtype)
     rows = split(frame) if kept == "in memory" else KEPT[kept](frame, tmp_path)
     one, other = VariationalLogisticRegression(random_state=3, device="cuda", **options).fit(*rows), in_memory(case)
-    tolerance = TOLERANCE["float32"] if case == "float32 products" else 1e-8  # another way to the same optimum
+    tolerance = TOLERANCE["float32"] if case == "float32 products" else 1e-8  # other steps to the same optimum
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=tolerance, atol=tolerance * 1e-2)
     assert one.elbo_ == pytest.approx(other.elbo_, rel=1e-10 if case != "float32 products" else tolerance)

@@ -1,4 +1,4 @@
-"""Newton's method for one precision per row: the optimum of a full covariance with many columns, from another side."""
+"""Newton's method for one precision per row: the same optimum of a full covariance with many columns."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def rows(n, p, seed=0, density=1.0):
 
 
 def expected(theta, tau2, function):
-    """E f(X) for X ~ N(ϑ, τ²) by the trapezoidal rule, whose error falls like e^(-2π²/step) for steps of X."""
+    """E f(X) for X ~ N(ϑ, τ²) by the trapezoidal rule, whose error falls like e^(-2π²/step) with the step of X."""
     z = np.linspace(-9.0, 9.0, 1501)
     assert np.sqrt(tau2.max()) * (z[1] - z[0]) < 0.5
     w = np.exp(-0.5 * np.square(z))
@@ -105,7 +105,7 @@ def make(X, y, **given):
 
 
 def test_a_newton_step_squares_the_distance():
-    """Without the dependence of h on τ², a step would only divide it."""
+    """Without the dependence of h on τ², a step would only divide the distance."""
     X, y = rows(700, 260, 3)
     problem = make(X, y)
     found = climb_by_sites(problem, lambda value: None)
@@ -147,7 +147,7 @@ CASES = [(10**8, True, True), (10**8, False, False), (10**7, True, False)]
 
 @pytest.mark.parametrize(("count", "on_card", "larger"), CASES)
 def test_very_many_rows_on_an_accelerator_begin_on_a_subset_that_saves_a_pass(count, on_card, larger):
-    """Its mode, and one step, leave about 5d²n/2k² nats; the first pass with variances multiplies that by 2d/n."""
+    """Its mode and one step leave about 5d²n/2k² nats; the first pass with variances multiplies that by 2d/n."""
     d = 26
     problem = replace(make(*rows(10, 2)), source=ManyRows(count, d, on_card))
     k = coarse_sizes(problem)[0]

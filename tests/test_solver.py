@@ -1,4 +1,4 @@
-"""The solver against other routes to the same optimum, and against everything that should not change the answer."""
+"""The solver against other ways to the same optimum, and under changes that should not change the answer."""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ def paper_data(setting, n, p, seed):
             gap = (torch.arange(p)[:, None] - torch.arange(p)).abs()
             covariance = 0.3 ** gap.double()
             if setting == 3:
-                warnings.simplefilter("ignore", UserWarning)  # torch's sampler calls every sample singular
+                warnings.simplefilter("ignore", UserWarning)  # torch's sampler warns that every sample is singular
                 wishart = torch.distributions.Wishart(torch.tensor(p + 5.0), torch.eye(p))
                 covariance = (wishart.sample((1,))[0] / (p + 5)).double()
             X = torch.distributions.MultivariateNormal(torch.zeros(p).double(), covariance).sample((n,))
@@ -153,11 +153,11 @@ def test_the_optimum_with_weights_offsets_and_intercept(family):
     assert kl(mean, covariance, model.posterior_.mean.numpy(), model.covariance_) < 1e-8
 
 
-# --- the way there ---
+# --- the steps ---
 
 
 def random_problem(seed):
-    """Tiny or not, correlated, badly scaled, separable, weighted, with offsets: options and rows."""
+    """Options and rows that may be tiny, correlated, badly scaled, separable, weighted, or have offsets."""
     generator = np.random.default_rng(seed)
     p = int(generator.integers(1, 9))
     n = int(generator.choice([2, 3, 10, 50, 300, 1500]))
@@ -187,7 +187,7 @@ def test_the_objective_never_decreases(decade):
         assert np.isfinite(model.elbo_)
         for before, after in pairwise(model.history_):
             if before[:2] == after[:2]:
-                # a fall of what rounding the sums leaves; in a rough stage, of twice the error of its formula
+                # F may fall by the rounding of the sums, or in a rough stage by twice the error of its formula
                 allowed = 1e-13 * (len(y) + abs(before.objective)) + (1e-6 * len(y) if after.rough else 0.0)
                 assert after.objective >= before.objective - allowed, seed
 
@@ -292,7 +292,7 @@ def test_adam_agrees_with_newton(diagonal):
     exact = newton(problem)
     result = adam.adam(problem, tol=1e-9)
     assert result.converged
-    # a relative change below 1e-9 ends it, with steps that shrink the distance by about 1 % each
+    # it ends at a relative change below 1e-9, with steps that each shrink the distance by about 1 %
     assert 0.0 <= exact.objective - result.objective < 1e-5
     assert result.objective == max(step.objective for step in result.history)
 
@@ -351,7 +351,7 @@ def test_adam_with_minibatches_comes_close():
 )
 @pytest.mark.filterwarnings("ignore:The solver stopped early")
 def test_a_fit_repeats_to_the_last_bit(rows, columns, options):
-    """Without a seed, and wherever in memory the arrays happen to lie."""
+    """Without a seed, and wherever in memory the arrays are."""
     X, y = data(rows, columns, 3)
     first, *others = (VariationalLogisticRegression(**options).fit(X.copy(), y) for _ in range(3))
     for other in others:
@@ -361,13 +361,13 @@ def test_a_fit_repeats_to_the_last_bit(rows, columns, options):
 
 
 def assert_same_posterior(one, other, within=1e-6):
-    """Means and sds agree within a part of the sds."""
+    """Means and sds agree within a fraction of the sds."""
     sd = np.sqrt(np.diag(one.covariance_))
     assert np.abs(one.posterior_.mean.numpy() - other.posterior_.mean.numpy()).max() < within * sd.min()
     assert np.abs(np.sqrt(np.diag(other.covariance_)) / sd - 1.0).max() < within
 
 
-TIGHT = 1e-13  # nats, where two fits are to agree to 1e-6 of a standard deviation
+TIGHT = 1e-13  # nats, for two fits that should agree to 1e-6 of a standard deviation
 
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
@@ -378,7 +378,7 @@ def test_coarse_to_fine_sees_sorted_rows_as_any_others(family, monkeypatch):
         VariationalLogisticRegression(covariance=family, random_state=seed, tol=TIGHT).fit(X[rows], y[rows])
         for seed, rows in [(0, order), (1, np.arange(60_000))]
     ]
-    assert fits[0].passes_ % 1 > 0  # parts of a pass: the mode was sought on subsets
+    assert fits[0].passes_ % 1 > 0  # not whole: the mode was searched for on subsets
     monkeypatch.setattr("viper.inference.start.coarse_sizes", lambda problem: [])
     single = VariationalLogisticRegression(covariance=family, tol=TIGHT).fit(X, y)
     assert single.passes_ % 1 == 0
@@ -601,7 +601,7 @@ def separable(n=60):
 def test_separable_under_a_wide_prior(bound, family):
     X, y = separable()
     with warnings.catch_warnings():
-        if "bound" in bound:  # these steps do not grow with the prior and may run out; they may not go wrong
+        if "bound" in bound:  # these steps do not grow with the prior and may not suffice, but must not go wrong
             warnings.simplefilter("ignore", ConvergenceWarning)
         model = VariationalLogisticRegression(prior_scale=1e3, covariance=family, **bound).fit(X, y)
     assert np.isfinite(model.elbo_)
@@ -632,7 +632,7 @@ def test_separable_under_a_wide_prior_reaches_the_optimum(n, scale, family):
 
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 def test_narrow_priors_lead_to_a_wide_one(family):
-    """Also one that is correlated, or whose mean is not zero; and not where the prior is narrow."""
+    """Also if it is correlated or its mean is not zero; not used for a narrow prior."""
     X, y = separable()
     A = torch.from_numpy(np.column_stack([X, np.ones(60)]))
     root = torch.tril(torch.ones(4, 4).double()) * 1e3
@@ -641,7 +641,7 @@ def test_narrow_priors_lead_to_a_wide_one(family):
     q, passes = from_tighter_priors(replace(problem, prior=wide), nearly_solved)
     result = newton(replace(problem, prior=wide))
     assert result.converged
-    assert divergence(q, result.q) < 10.0  # hundreds of widths from the mode
+    assert divergence(q, result.q) < 10.0  # the mode is hundreds of widths away
     assert passes < 50
     narrow = Prior(wide.mean, torch.full((4,), 0.1).double())
     assert from_tighter_priors(replace(problem, prior=narrow), nearly_solved)[0] is None
@@ -676,7 +676,7 @@ def test_only_zero_rows_leave_the_prior(terms, family):
 @pytest.mark.parametrize("family", ["full", "diagonal"])
 @pytest.mark.parametrize("size", [1e6, 1e12])
 def test_huge_offsets(size, family):
-    """Where s is 0 or 1 whatever β, the likelihood is linear in β: q is the prior, moved to Xᵀ(y - s)."""
+    """If s is 0 or 1 whatever β, the likelihood is linear in β: q is the prior, shifted along Xᵀ(y - s)."""
     X, y = data(60, 3, 25)
     offset = size * np.where(np.arange(60) % 2, 1.0, -1.0)
     model = VariationalLogisticRegression(covariance=family, prior_scale=0.5, intercept_scale=0.5)
@@ -751,7 +751,7 @@ def peak_megabytes(program):
 
 
 def test_many_more_coefficients_than_rows_fit_in_memory():
-    """A 20,000 × 20,000 covariance alone would be 3,200 MB; what is allowed is X (32 MB) a dozen times."""
+    """A 20,000 × 20,000 covariance alone would take 3,200 MB; the limit is a dozen times X (32 MB)."""
     whole, own = peak_megabytes("""
 X = generator.standard_normal((200, 20_000))
 y = X[:, :5].sum(1) > 0
@@ -766,7 +766,7 @@ print(peak(), peak() - start)
 
 
 def test_sparse_rows_are_never_made_dense():
-    """As a dense matrix X would be 800 MB."""
+    """As a dense matrix X would take 800 MB."""
     (own,) = peak_megabytes("""
 X = scipy.sparse.random(2000, 50_000, density=1e-3, format="csr", rng=generator, data_rvs=generator.standard_normal)
 y = np.asarray(X[:, :2000].sum(1)).ravel() > 0

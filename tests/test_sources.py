@@ -1,4 +1,4 @@
-"""Rows that are read in chunks: what can be wrong with them is said once, with its place; nothing is lost or kept."""
+"""Rows that are read in chunks: errors are reported once, with their place, and no rows are lost or left in memory."""
 
 import gzip
 import threading
@@ -35,7 +35,7 @@ def frame(rows=3000, seed=0):
 
 @pytest.fixture
 def parts(tmp_path):
-    """Three Parquet files of 1000 rows, and a function that writes the third anew."""
+    """Three Parquet files of 1000 rows, and a function that rewrites the third."""
     whole = frame()
     for i in range(3):
         whole[1000 * i : 1000 * (i + 1)].to_parquet(tmp_path / f"{i}.parquet", write_page_checksum=True)
@@ -169,7 +169,7 @@ def coefficients(source, threads):
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix, end):
-    text = end.join(["a,b,y", *whole_csv()])  # the last line does not end
+    text = end.join(["a,b,y", *whole_csv()])  # no line feed after the last line
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
     source = viper.Files(path, target="y")
@@ -183,7 +183,7 @@ def test_blocks_of_lines_are_the_rows_of_the_file(tmp_path, monkeypatch, suffix,
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("at", [3, 200, 201, 202, 203, 399])
 def test_a_cell_that_spans_lines_is_found_in_any_block(tmp_path, monkeypatch, threads, at):
-    """Also where a block ends inside the cell, and with a line of its own that would be a row."""
+    """Even if a block ends inside the cell, or a line of the cell would be a valid row."""
     monkeypatch.setattr(arrow, "CSV_LINES", 1000)
     lines, path = [line for line in whole_csv() if line], tmp_path / "rows.csv"
     expected = coefficients(write_lines(path, lines), 1)
@@ -198,7 +198,7 @@ def test_a_cell_that_spans_lines_is_found_in_any_block(tmp_path, monkeypatch, th
 
 
 def test_whole_numbers_at_first(tmp_path, monkeypatch):
-    """A column that looks like integers in the first block is one of numbers all the same."""
+    """A column that looks like integers in the first block may still hold other numbers."""
     monkeypatch.setattr("viper.data.arrow.CSV_BLOCK", 1000)
     rng = np.random.default_rng(0)
     a, y = np.concatenate([np.arange(300.0) % 7, rng.standard_normal(300)]), rng.integers(0, 2, 600)
@@ -222,7 +222,7 @@ def test_missing_booleans(tmp_path):
 
 
 def blocks(count=20, rows=50, **changed):
-    """A factory of `count` blocks; `changed` maps the number of a block, as "at17", to a function of it."""
+    """A factory of `count` blocks; `changed` maps a block's number, such as "at17", to a function of the block."""
 
     def factory():
         for i in range(count):
@@ -319,7 +319,7 @@ def test_columns_of_blocks_are_told_by_their_names(kind):
         assert list(model.feature_names_in_) == NAMES
         np.testing.assert_allclose(model.coef_, expected, rtol=1e-10)
     turned = fit(viper.Blocks(frames(lambda x: x[["b", "a", "c"]], kind), names=["c", "b", "a"]))
-    np.testing.assert_allclose(turned.coef_, expected[:, ::-1], rtol=1e-7)  # another way there
+    np.testing.assert_allclose(turned.coef_, expected[:, ::-1], rtol=1e-7)  # by other steps
     renamed = fit(viper.Blocks(frames(lambda x: x[["b", "a", "c"]], kind), names=["p", "q", "r"]))
     np.testing.assert_allclose(renamed.coef_, expected, rtol=1e-10)
     with pytest.raises(ValueError, match=r"columns of the first, \['a', 'b', 'c'\]; got \['a', 'b', 'd'\] in block 1"):
@@ -367,7 +367,7 @@ def test_rows_that_are_others_in_every_pass(dtype):
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e150])
 def test_rounding_is_no_change(scale):
-    """Rows may be computed in another order in every pass."""
+    """Rows may be computed in a different order in every pass."""
     noise = np.random.default_rng(1)
 
     def rows():
@@ -412,7 +412,7 @@ def test_every_view_of_a_memory_map(tmp_path):
     for mode in ("r", "r+", "c"):
         X = np.load(tmp_path / "X.npy", mmap_mode=mode)
         if mode == "c":
-            X[5] = 0.0  # in this process only
+            X[5] = 0.0  # only in this process
         for view in (X, X[100:2000], X[::2], X[:, :2], X[:, ::-1]):
             y = whole["y"].to_numpy()[: len(view)]
             one, other = (VariationalLogisticRegression(random_state=0).fit(x, y) for x in (view, np.array(view)))
@@ -503,7 +503,7 @@ def test_rows_that_fail_halfway_leave_no_file(parts):
 
 
 def test_disk_full_while_predictions_are_written(tmp_path):
-    """A limit on the size of files stands for the disk: writing fails in the same place, with EFBIG for ENOSPC."""
+    """A limit on the size of files plays a full disk: writing fails at the same place, with EFBIG instead of ENOSPC."""
     X = np.random.default_rng(0).standard_normal((60_000, 3))
     model = VariationalLogisticRegression().fit(X, X[:, 0] > X[:, 1])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -527,7 +527,7 @@ def test_passes_and_rows_per_second_are_shown(capsys):
     assert "rows/s" in lines[-1]
 
 
-# --- rows that are kept while a fit lasts ---
+# --- rows that are kept during a fit ---
 
 
 @pytest.fixture
@@ -590,7 +590,7 @@ def test_rows_are_kept_in_a_file_that_nobody_sees(parts, read_again, reads, in_a
 
 @pytest.mark.parametrize("memory", [0.0, 5e4])
 def test_rows_are_kept_in_a_file_though_nobody_knew_their_number(tmp_path, reads, in_a_file, monkeypatch, memory):
-    """Those of a CSV file; the first of them may have fitted into memory."""
+    """The rows of a CSV file; the first of them may have fitted in memory."""
     monkeypatch.setattr(stream, "CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(kept, "room_for_rows", lambda most: kept.Room(memory, 0.0 if most == 0 else 1e9))
     monkeypatch.setattr("viper.data.files.room_for_rows", kept.room_for_rows)
@@ -649,7 +649,7 @@ def test_a_temporary_folder_that_is_gone_is_no_room(monkeypatch, tmp_path):
 
 
 def test_file_systems_as_the_system_writes_them(monkeypatch, tmp_path):
-    """A space in a folder's name is its octal number; of two systems in one place, the later hides the earlier."""
+    """A space in a folder's name is written in octal; a later mount hides an earlier one at the same place."""
     folder = tmp_path / "two words"
     folder.mkdir()
     written = str(folder).replace(" ", r"\040")
@@ -697,7 +697,7 @@ def test_a_change_is_noticed_though_rows_are_kept(parts):
 @pytest.mark.filterwarnings("ignore:The search stopped early")
 @pytest.mark.parametrize("model", [viper.VariationalOrdinalRegression(), viper.VariationalGPClassifier(max_iter=5)])
 def test_no_estimator_keeps_rows_after_its_fit(parts, model, reads):
-    """A Gaussian process searches on some rows, and an ordinal model reads levels first."""
+    """A Gaussian process searches on some of the rows, and an ordinal model reads levels first."""
     model.fit(viper.Files(parts[0] / "0.parquet", target="y"))
     assert len(reads) == 1
     source = model._training_rows

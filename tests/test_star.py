@@ -81,7 +81,7 @@ def test_the_optimum_is_stationary(diagonal):
 
 
 def test_the_solver_ends_close_to_the_optimum():
-    """A tolerance of 1e-13 nats moves the default fit by less than 1e-7."""
+    """The default fit is within 1e-7 of one with a tolerance of 1e-13 nats."""
     for classes, rows, seed in ((3, 60, 0), (5, 150, 1)):
         problem = problem_of(*data(classes, rows, 6, seed), classes)
         plain, fine = fit_star(problem), fit_star(problem, tol=1e-13)
@@ -207,7 +207,7 @@ def test_many_rows_begin_with_a_sample():
 
 
 def test_many_columns_end_where_float64_and_single_steps_do(monkeypatch):
-    """Steps in float32 between the best means for each precision save passes; what overflows float32 does without."""
+    """Steps in float32 between the best means for each precision save passes; data that overflow float32 skip them."""
     X, y = data(3, 800, 270)
     problem = problem_of(X, y, 3)
     found = fit_star(problem)
@@ -254,14 +254,14 @@ def test_a_matrix_saves_products_where_columns_are_correlated(monkeypatch):
 
 
 def test_no_matrix_of_very_many_columns():
-    """However many classes share it: it would take gigabytes, and the mean field is there to do without."""
+    """The matrix would take gigabytes, however many classes share it; the mean field exists to avoid it."""
     few, many = (problem_of(torch.zeros(200, columns), torch.zeros(200), 1000, True) for columns in (4000, 6000))
     assert few.products_before_matrix is not None
     assert many.products_before_matrix is None
 
 
 def test_nothing_is_left_where_the_last_product_was_enough():
-    """Two columns under variances alone: two products solve the system, and no matrix has to follow."""
+    """Two columns in the diagonal family: two products solve the system, so no matrix is needed."""
     metric = Star(torch.zeros(2, 2).double(), torch.ones(2, 2).double())
     curvature = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
     gradient = torch.tensor([[1.0, -3.0], [-1.0, 3.0]]).double()
@@ -273,7 +273,7 @@ def test_nothing_is_left_where_the_last_product_was_enough():
 
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_separated_classes_under_a_wide_prior(diagonal):
-    """Curvatures change too fast for the fixed point; L-BFGS from elsewhere finds the same F. Its slopes are right."""
+    """Curvatures change too fast for the fixed point. L-BFGS finds the same F from other starts, with right slopes."""
     rng = np.random.default_rng(0)
     y = torch.arange(60, dtype=torch.float64) % 3
     X = torch.tensor(rng.normal(size=(60, 2))) + 2.0 * torch.stack([(y == 1).double(), (y == 2).double()], 1) * 4.0

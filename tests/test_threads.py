@@ -1,4 +1,4 @@
-"""Threads of a pass: as many as asked for, the same answer for any number, and nothing left behind."""
+"""Threads of a pass: as many as requested, the same answer for any number, and nothing left behind."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def blas_threads():
 
 
 def test_overlapping_users_leave_the_pools_as_they_were():
-    """The second comes while the first is in and leaves after it: what it found is not what was there."""
+    """The second enters while the first is active and leaves after it: the limits it found are not the first ones."""
     second_in, first_out = Barrier(2), Barrier(2)
 
     def second():
@@ -74,7 +74,7 @@ def made_arrays(rows, columns, everything=True, seed=0):
 
 
 def sums_of(arrays, gram="full", spread=0.3, recipe=True, seed=1):
-    """The sums of all rows as `sums` asks for them."""
+    """The sums over all rows, as `sums` requests them."""
     rng, d = np.random.default_rng(seed), arrays.dimension
     mean, factor = rng.standard_normal(d), np.triu(rng.standard_normal((d, d))) * spread / d**0.5
     function = LongRowFunction(
@@ -94,7 +94,7 @@ def sums_of(arrays, gram="full", spread=0.3, recipe=True, seed=1):
 @pytest.mark.parametrize("gram", ["full", "none"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (130, 3), (4032, 2), (4033, 7), (50_000, 5)])
 def test_every_number_of_threads_gives_the_same_bits(monkeypatch, rows, columns, gram):
-    """Also more threads than pieces of 4,032 rows."""
+    """Even with more threads than pieces of 4,032 rows."""
     arrays = made_arrays(rows, columns)
     alone = sums_of(arrays, gram)
     for number in (1, 2, 3, 5, 64):
@@ -131,7 +131,7 @@ def test_random_rows_are_fetched_by_several_threads(monkeypatch, dtype):
 
 
 def test_one_row_beyond_the_reach_does_not_spoil_the_others(monkeypatch):
-    """Its block is summed by the plain formulas, the others again by the compiled pass."""
+    """Its block is summed by the plain formulas, the others by the compiled pass."""
     arrays = made_arrays(40_000, 3, everything=False)
     arrays.features[17_000] *= 1e3
     threads_of_a_pass(monkeypatch, 2)
@@ -197,7 +197,7 @@ def test_a_fork_and_an_interrupt_leave_it_as_it_was():
     assert done.stdout.strip() == "as before", done.stderr
 
 
-# --- how many ---
+# --- the number of threads ---
 
 
 @pytest.mark.parametrize("number", [0, 1.5, "2", True, [1]])
@@ -244,7 +244,7 @@ def test_the_number_holds_inside_and_in_this_thread_only():
 
 
 def test_blas_has_the_threads_where_no_pass_is_compiled(monkeypatch):
-    """With more columns than the compiled pass takes."""
+    """With too many columns for the compiled pass."""
     seen = []
     rng = np.random.default_rng(0)
     for columns in (5, compiled.MOST_COMPILED + 1):

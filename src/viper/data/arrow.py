@@ -1,7 +1,7 @@
 """The formats of tables; reads Parquet, Arrow and CSV files as batches of columns through pyarrow.
 
-Finds the files of a path, checks that they have the same columns, and reads their rows. Every error message
-names the file and, for CSV, the line.
+Finds the files of a path, checks that they have the same columns, and reads their rows. Error messages name the
+file and, for CSV, the line.
 """
 
 import glob
@@ -67,7 +67,7 @@ DAMAGE = (
     KeyError,
     TypeError,
     AttributeError,
-)  # in what pandas noted
+)  # what damaged pandas metadata may raise
 STREAMED = tuple(suffix for one in (PARQUET, ARROW, CSV) for suffix in one.suffixes)  # formats that ArrowFile reads
 IN_FOLDERS = [suffix for suffix in STREAMED if suffix != ".txt"]  # folders often hold notes: a .txt must be named
 NO_ROWS = {".bak", ".crc", ".md5", ".sha256", ".tmp"}  # suffixes of companion files, which hold no rows
@@ -87,8 +87,8 @@ def format_by_magic(start: bytes) -> TableFormat | None:
 # --- one file ---
 
 CSV_BLOCK = 1 << 22  # bytes parsed at a time
-CSV_LINES = 1 << 20  # bytes of whole lines that one of several threads parses at a time: they stay in its cache
-PAGE_BUFFER = 1 << 16  # bytes of a Parquet column that are read at least; larger pages are read on their own
+CSV_LINES = 1 << 20  # bytes of whole lines that each of several threads parses at a time; they stay in its cache
+PAGE_BUFFER = 1 << 16  # least bytes of a Parquet column to read at a time; larger pages are read on their own
 FRAME_ROWS = 1 << 20  # rows read at a time when all are requested
 PLAIN_TYPES = {"decimal": "float64", "date": "datetime64[s]"}  # Python objects in a frame -> what they become
 
@@ -137,7 +137,7 @@ class ArrowFile:
                 with self.mapped() if self.format == ARROW else self.csv({}) as source:
                     found = (open_ipc(source) if self.format == ARROW else source).schema
             list(found.names)  # raises here if a name is not UTF-8,
-            dict(found.pandas_metadata or {})  # or if what pandas noted is damaged
+            dict(found.pandas_metadata or {})  # or if the metadata of pandas are damaged
             return found
 
     @property
@@ -197,7 +197,7 @@ class ArrowFile:
             return
         with self.mapped() as file:
             reader = open_ipc(file)
-            count = getattr(reader, "num_record_batches", None)  # a stream does not know it
+            count = getattr(reader, "num_record_batches", None)  # unknown for a stream
             for batch in reader if count is None else map(reader.get_batch, range(count)):
                 chosen = batch if columns is None else batch.select(columns)
                 chosen.validate(full=True)  # a damaged offset would be followed out of the mapped file
@@ -206,8 +206,8 @@ class ArrowFile:
     def csv_batches(self, chosen: dict[str, Any], threads: int, multiline: bool) -> Iterator[Any]:
         """Yield the rows of a CSV file, parsed in blocks of whole lines by several threads.
 
-        From the first block in which lines and rows are not the same, or something is wrong, one thread parses the file
-        in one go, so that errors name the line.
+        From the first block with an error, or where rows are not lines, one thread parses the file in one go, so that
+        errors name the line.
         """
         done = 0
         for table in mapped_ahead(partial(self.parsed_lines, chosen=chosen), self.whole_lines(), threads):
@@ -228,7 +228,7 @@ class ArrowFile:
     def whole_lines(self) -> Iterator[tuple[bytes, bool] | None]:
         """Yield the content of a CSV file in blocks that end with a line, and whether a block is the first.
 
-        None, and nothing more, if lines are very long or end in another way.
+        Yields None and stops if lines are very long or do not end in a line feed.
         """
         rest, first = b"", True
         with self.bytes() as file:
@@ -271,7 +271,7 @@ class ArrowFile:
         )
 
     def csv(self, convert: dict[str, Any], source: Any = None, names: list[str] | None = None) -> Any:
-        """Return a reader of the file, or of a source; its first line names the columns, unless `names` does."""
+        """Return a reader of the file or of `source`; its first line names the columns, unless `names` are given."""
         from pyarrow import csv
 
         return csv.open_csv(
@@ -288,7 +288,7 @@ class ArrowFile:
         return import_pyarrow().input_stream(str(self.path), compression=COMPRESSED.get(self.endings[0]))
 
     def text(self) -> io.TextIOWrapper:
-        """Open a CSV file as text, to find separators and lines; every byte decodes."""
+        """Open a CSV file as text, to find separators and lines; no byte fails to decode."""
         return io.TextIOWrapper(self.bytes(), encoding="latin-1", newline="")
 
     @cached_property
@@ -308,17 +308,17 @@ class ArrowFile:
 
     @cached_property
     def stamp(self) -> tuple[int, int] | None:
-        """Size and time of the last change, when the file was first looked at."""
+        """Size and time of the last change, as they were when the file was first examined."""
         return stamp_of(self.path)
 
     def check_line_breaks(self, rows: int) -> None:
-        """Raise if a CSV file with so many rows has a cell that spans lines: then it has more lines than rows."""
+        """Raise if a cell of a CSV file with this number of rows spans lines, which gives it more lines than rows."""
         if self.format == CSV and self.lines > rows + 1 and self.first_line_break is not None:
             refuse_line_break(self.path, "one", self.first_line_break, "write multiline=True")
 
     @cached_property
     def lines(self) -> int:
-        """The number of lines of a CSV file that are not empty at its end."""
+        """The number of lines of a CSV file, without empty ones at its end."""
         count, last = 0, b""
         with self.bytes() as file:
             while part := file.read(CSV_BLOCK):
@@ -333,7 +333,7 @@ class ArrowFile:
             return next((line for line, fields in rows if any("\n" in field for field in fields)), None)
 
     def check_unchanged(self) -> None:
-        """Raise if the file has been written to since it was first looked at."""
+        """Raise if the file has been written to since it was first examined."""
         if self.stamp != stamp_of(self.path):
             raise FileError(
                 f"the source must have the same rows in every pass; got {self.path}, which was written to or removed "
@@ -400,7 +400,7 @@ class DatasetFile(ArrowFile):
 
 
 def mapped_ahead(function: Callable[[Given], Parsed], items: Iterable[Given], threads: int) -> Iterator[Parsed]:
-    """Yield function(item) for each item, in order; some threads are a few items ahead."""
+    """Yield function(item) for each item, in order, computed by threads that run a few items ahead."""
     with ThreadPoolExecutor(threads) as pool:
         coming: deque[Future[Parsed]] = deque()
         for item in items:
@@ -412,7 +412,7 @@ def mapped_ahead(function: Callable[[Given], Parsed], items: Iterable[Given], th
 
 
 def sized_batches(batches: Iterable[Any], check_size: Callable[[float], None]) -> Iterator[Any]:
-    """Yield the same batches, and report their bytes so far."""
+    """Yield the same batches, and pass the number of bytes so far to `check_size`."""
     total = 0
     for batch in batches:
         total += batch.nbytes
@@ -421,7 +421,7 @@ def sized_batches(batches: Iterable[Any], check_size: Callable[[float], None]) -
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:
-    """Return size and time of the last change of a file, or None if there is none."""
+    """Return size and time of the last change of a file, or None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -458,7 +458,7 @@ def find_files(path: Any) -> list[ArrowFile]:
     here = Path(path)
     if here.is_dir():
         there = [x for x in here.rglob("*") if x.name[0] not in "._" and x.is_file()]
-        # also 2.parquet.gzip, known by its first bytes, and d.csv.zip, which is refused: no rows are skipped silently
+        # includes 2.parquet.gzip, recognised by its first bytes, and d.csv.zip, which is refused and not just skipped
         files = [ArrowFile(x) for x in there if {ending.lower() for ending in x.suffixes} & {*IN_FOLDERS}]
         files = [file for file in files if file.path.suffix.lower() not in NO_ROWS]
     else:
@@ -579,7 +579,7 @@ def batch_vector(batch: Any, name: str) -> np.ndarray:
 
 
 def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame with Python numbers stored as NumPy numbers, and dates as timestamps."""
+    """Return the rows with Python's numbers converted to NumPy's, and with dates as timestamps, not objects."""
     from pandas.api.types import infer_dtype
 
     odd = [name for name, kind in frame.dtypes.items() if str(kind).startswith(("object", "decimal", "date32"))]
@@ -590,7 +590,7 @@ def plain_columns(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 def plain_numbers(column: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """Return Python numbers as 64-bit integers if possible, otherwise as floats; numbers too large become infinite."""
+    """Convert Python's numbers to 64-bit integers if possible, otherwise to floats; those too large are infinite."""
     import pandas
     from pandas.api.types import infer_dtype
 

@@ -25,7 +25,7 @@ from viper.inference.memory import SHARE_FOR_CACHE, available_memory
 class Chunk:
     """Consecutive rows as arrays. Parts that the reader lacks, or was not asked for, are None.
 
-    The labels are the user's until `stream.check_chunk` replaces them by True for the second class.
+    The labels are the user's until `stream.check_chunk` replaces them by whether a row is in the second class.
     """
 
     features: Any
@@ -37,7 +37,7 @@ class Chunk:
 
 
 def check_finite_chunk(x: np.ndarray, name: str, place: Callable[[int], str]) -> None:
-    """Raise at the first NaN or infinity, and say where it is."""
+    """Raise if there is a NaN or infinity; the message says where the first one is."""
     if x.dtype.kind != "f":
         return
     with np.errstate(all="ignore"):
@@ -49,11 +49,11 @@ def check_finite_chunk(x: np.ndarray, name: str, place: Callable[[int], str]) ->
         raise ValueError(f"{name} must be finite; got NaN or infinity in {place(i)}. Impute or drop those rows.")
 
 
-DATED = re.compile("(?i)date|time|duration")  # types of columns; scikit-learn would take their nanoseconds
+DATED = re.compile("(?i)date|time|duration")  # types of columns that scikit-learn would read as nanoseconds
 
 
 def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
-    """Raise for plans not computed yet, and for masked entries, records and dates, whose values would change."""
+    """Raise for lazy frames, and for values that NumPy would silently change: masked entries, records and dates."""
     kind: Any = getattr(x, "dtype", None)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         got = f"{int(np.ma.getmaskarray(x).sum()):,} masked entries{here}"
@@ -75,7 +75,7 @@ def refuse_odd_array(x: Any, name: str, here: str = "") -> None:
 
 
 def is_lazy(x: Any) -> bool:
-    """Whether x is a plan of polars for a table."""
+    """Return whether x is a LazyFrame of polars."""
     return hasattr(x, "collect") and hasattr(x, "lazy")
 
 
@@ -205,7 +205,7 @@ class BlockReader:
             if len(parts) != first:
                 raise ValueError(
                     f"all blocks must have the same parts; got {len(parts)} in block {number} and {first} before. "
-                    "Give every block weights, equal to one if need be."
+                    "Give every block weights, of one if need be."
                 )
             X, y, weight, offset = [*parts, None, None, None][:4]
             X = self.in_order(X, number)
@@ -217,10 +217,10 @@ class BlockReader:
         return "the source must have at least one row; got none. Let a function start over in each call."
 
     def keep(self) -> None:
-        """Return None: what a function yields may be too large to keep, or cheap to make again."""
+        """Keep no rows: a function may be fast, and need not return the same rows."""
 
     def check_unchanged(self) -> None:
-        """Do nothing: only the rows themselves can tell."""
+        """Do nothing: only the rows themselves show whether they have changed."""
 
     def in_order(self, X: Any, number: int) -> Any:
         """Return X; if it is a frame, put its columns in the order of the first block."""
@@ -255,7 +255,7 @@ def as_chunk(X: Any, y: Any, *, weight: Any, offset: Any, number: int, width: in
 
 
 def one_per_row(x: Any, name: str, shape: tuple[int, ...], here: str = "") -> Any:
-    """Return an array with one entry per row, or None. y and offset may have columns; a single number is repeated."""
+    """Return an array with one entry per row, or None. y and offset may have columns; a number is the same for all."""
     if x is None:
         return None
     refuse_odd_array(x, name, here)
@@ -282,9 +282,9 @@ PICKED_ROWS = 2048  # rows at a time: the system maps 64 kB around each row
 class MemoryMap:
     """A memory-mapped X, with y, weights and offset in arrays or memory maps of their own.
 
-    Chunks of X are views of the map. The pages of a large one are released once they have been used, so rows already
-    read do not accumulate in memory; to map them again in every pass takes a third of the time of a fit. What has no
-    float type of this machine is copied.
+    Chunks of X are views of the map. Pages of a large map are released once they have been used, so rows already read
+    do not accumulate in memory; mapping them again in every pass takes a third of the time of a fit. Numbers of types
+    other than this machine's floats are copied.
     """
 
     X: np.memmap
@@ -323,7 +323,7 @@ class MemoryMap:
         return f"X must have at least one row; got shape {self.X.shape}."
 
     def keep(self) -> None:
-        """Return None: the rows are mapped, so reading them again is fast."""
+        """Keep no copy: the rows are mapped already."""
 
     def check_unchanged(self) -> None:
         if self.stamp != stamp_of_map(self.X):
@@ -337,7 +337,7 @@ class MemoryMap:
         for start in range(0, len(self.X) + rows, rows):
             if (
                 features and not self.stays and start >= 2 * rows
-            ):  # when a chunk is asked for, the one before it is being used
+            ):  # a chunk is requested while the one before it is in use
                 release_pages(self.X, self.X[start - 2 * rows : start - rows])
             if start < len(self.X):
                 yield self.chunk(slice(start, start + rows), lambda i, start=start: f"row {start + i}", features)  # type: ignore[misc]
@@ -357,8 +357,8 @@ class MemoryMap:
 
 
 def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
-    """Return size and time of the last change of the file of a map, or None; what is in memory is written first."""
-    if X.filename is None or X.mode == "c":  # a private map's pages are in no file
+    """Return size and time of the last change of a map's file, or None; changed pages are written to it first."""
+    if X.filename is None or X.mode == "c":  # changed pages of a private map are in no file
         return None
     if X.mode != "r":
         X.flush()
@@ -366,14 +366,14 @@ def stamp_of_map(X: np.memmap) -> tuple[int, int] | None:
 
 
 def viewed(x: np.memmap, part: slice, stay: bool) -> np.ndarray:
-    """Return some rows as they lie in the file, or a copy if they are no floats of this machine."""
+    """Return a view of some rows in the file, or a copy if their type is not a float of this machine."""
     rows = np.asarray(x[part])
     plain = rows.dtype in (np.float64, np.float32) and rows.dtype.isnative and rows.flags.aligned
     return rows if plain and min(rows.strides) >= 0 else copied(x, part, stay)
 
 
 def copied(x: np.ndarray, part: slice | np.ndarray, stay: bool = False) -> np.ndarray:
-    """Return a copy of some rows. If they were mapped from a file, its pages are released, unless it is to `stay`."""
+    """Return a copy of some rows. If they are mapped from a file, its pages are released unless they may `stay`."""
     rows = np.array(x[part], dtype=x.dtype.newbyteorder("="), copy=True, subok=False)
     if not stay:
         release_pages(x, x)

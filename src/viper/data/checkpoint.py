@@ -1,7 +1,7 @@
 """Checkpoints: an interrupted fit continues from its last completed pass.
 
-A fit learns only sums over its rows, so a checkpoint holds nothing else: it is a folder with one file per completed
-pass. A restarted fit takes its first sums from there instead of from the rows, reaches the point where it was
+A fit learns about its rows only through sums, so a checkpoint holds nothing else: it is a folder with one file per
+completed pass. A restarted fit takes its first sums from there instead of from the rows, reaches the point where it was
 interrupted, and ends with the same posterior. Each file also records which sums were requested; if a pass requests
 others, it reads the rows again.
 """
@@ -101,7 +101,7 @@ class PassLog:
             )
 
     def remove(self) -> None:
-        """Delete the checkpoint of a complete fit."""
+        """Delete the checkpoint of a completed fit."""
         for path in [*self.folder.glob("*.pass"), *self.folder.glob(".viper-*.tmp"), self.folder / HEADER]:
             path.unlink(missing_ok=True)
         if not any(self.folder.iterdir()):

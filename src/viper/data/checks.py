@@ -27,12 +27,12 @@ from viper.inference.device import FEWEST_ROWS, choose_device, is_one_block, row
 from viper.inference.rows import BLOCK_ROWS, Arrays
 from viper.inference.threads import count_threads
 
-NOT_NUMBERS = re.compile(r"could not|float\(\) argument")  # in the words of NumPy
-MANY_ENTRIES = 1 << 20  # of an array that is worth several threads
+NOT_NUMBERS = re.compile(r"could not|float\(\) argument")  # in NumPy's messages
+MANY_ENTRIES = 1 << 20  # entries from which several threads pay
 
 
 def rectangular(given: Any, name: str) -> np.ndarray:
-    """An array of a list whose rows are equally long."""
+    """Return an array. Raises if the rows of a list differ in length."""
     try:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except ValueError:
@@ -81,7 +81,7 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
 
 
 def learns_columns(estimator: Any, columns: int, reset: bool) -> bool:
-    """Learn or compare the number of columns. Return whether that was enough; otherwise names are to be checked."""
+    """Learn or compare the number of columns of an X without names. Returns False if scikit-learn must check it."""
     if hasattr(estimator, "feature_names_in_"):
         return False
     if reset:
@@ -90,14 +90,14 @@ def learns_columns(estimator: Any, columns: int, reset: bool) -> bool:
 
 
 def is_finite_matrix(X: Any) -> bool:
-    """Return whether X is a small matrix of finite numbers, for which scikit-learn's checks take longer than a pass."""
+    """Return whether X is a small matrix of finite numbers; scikit-learn's checks of it take longer than a pass."""
     if type(X) is not np.ndarray or X.dtype != np.float64 or X.ndim != 2:
         return False
     return 0 < X.size < MANY_ENTRIES and math.isfinite(sum_or_overflow(X))
 
 
 def sum_on_threads(X: np.ndarray, threads: int) -> float:
-    """Σ of all entries, on several threads. (Those of torch would not survive a fork.)"""
+    """Sum all entries on several threads. (Torch's threads would not survive a fork.)"""
     with ThreadPoolExecutor(threads) as pool:
         return float(sum(pool.map(sum_or_overflow, np.array_split(X, threads))))
 
@@ -258,7 +258,7 @@ def distinct(labels: np.ndarray) -> np.ndarray:
 
 
 def known_classes(given: Any) -> np.ndarray:
-    """Return two different classes in the order in which they are given; anything else is sorted."""
+    """Return the classes: two different ones in the given order, others sorted."""
     classes = np.asarray(given)
     return classes if classes.shape == (2,) and classes[0] != classes[1] else distinct(classes)
 
@@ -279,7 +279,7 @@ def check_class_count(classes: np.ndarray, many: bool = False) -> None:
 
 
 def read_vector(x: Any, name: str, rows: int, columns: int | None = None) -> Tensor | None:
-    """Return a finite float64 vector with one entry per row, or None. With `columns`, a matrix with so many is fine."""
+    """Return a finite float64 vector with one entry per row, or None; with `columns`, it may be a matrix."""
     if x is None:
         return None
     values = read_numbers(x, name)
@@ -303,7 +303,7 @@ def read_offset(x: Any, rows: int, classes: int) -> Tensor | None:
     if values.ndim != 2 or values.shape not in ((rows, classes), (1, classes)):
         raise ValueError(
             f"offset must have shape ({rows}, {classes}), a column for each class; got offset.shape == {values.shape}. "
-            "What is added to all classes changes nothing."
+            "A value added to all classes changes nothing."
         )
     if not np.isfinite(values).all():
         raise ValueError(f"offset must be finite; got {values[~np.isfinite(values)][0]}.")
@@ -378,16 +378,15 @@ def seed_of(random_state: Any) -> int:
 
 @cache
 def default_seed() -> int:
-    """The seed of a fit without `random_state`; it takes as long to make as a pass over a thousand rows."""
+    """The seed of a fit without `random_state`, cached because it takes as long as a pass over a thousand rows."""
     return int(random_of_fit(None).randint(2**31))
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How an estimator wants its rows: with a column of ones or without, on which device, in which precision.
+    """How an estimator wants its rows: with or without a column of ones, on which device, in which precision.
 
-    If the model is `linear` in X, entries that are not finite show up in the sums, so there is no need to look for
-    them first.
+    If the model is `linear` in X, entries that are not finite show up in the sums, so X need not be checked first.
     """
 
     intercept: bool = False
@@ -452,7 +451,7 @@ def as_arrays(
         if device.type != "cpu":
             raise ValueError(f"a sparse X is computed on the CPU; got device={str(device)!r}. Leave device out.")
         X = X.astype(np.float64, copy=False)
-        if not X.has_canonical_format:  # entries given twice add up, and their squares do not
+        if not X.has_canonical_format:  # repeated entries add up, but their squares do not
             X = X.copy()
             X.sum_duplicates()
     if device.type != "cpu":

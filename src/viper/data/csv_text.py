@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-MOST_BYTES = 500_000_000  # of a table in memory, unless its file is large itself: then MOST_GROWTH times its size
+MOST_BYTES = 500_000_000  # most bytes of a table in memory, or MOST_GROWTH times the size of its file if that is more
 MOST_GROWTH = 20
-MOST_LINE = 1 << 24  # bytes of one line
-SAMPLED_CELLS = 100_000  # cells by which decimal commas are recognised
-ABSENT = ("", "NA", "NaN", "nan", "null", "N/A", "#N/A", "None")  # cells that say nothing about decimal commas
+MOST_LINE = 1 << 24  # most bytes in a line
+SAMPLED_CELLS = 100_000  # cells examined to recognise decimal commas
+ABSENT = ("", "NA", "NaN", "nan", "null", "N/A", "#N/A", "None")  # missing values, which say nothing about commas
 ROW_NUMBERS = re.compile(r"\s*|Unnamed: 0(\.\d+)?")  # how pandas and R name a first column of row numbers
 WITH_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
 WITH_POINT = re.compile(r"\s*[+-]?\d*\.\d+(?:[eE][+-]?\d+)?\s*")
@@ -35,14 +35,14 @@ MAYBE_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
 class CsvText:
     """A file of separated values, and how to read it.
 
-    `path` is how the user named it. The bytes are in `stored`, if the user's path can be read only once.
+    `path` is the name that the user gave. If it can be read only once, the bytes are in `stored`.
     """
 
     path: Path
     encoding: str = "utf-8"
     separator: str | None = None  # None: the most likely one of , ; tab and |
     decimal: str | None = None  # None: a comma where the cells show it, otherwise a point
-    missing: tuple[str, ...] = ()  # other cells that mean a missing value, besides empty ones, NA, NaN and null
+    missing: tuple[str, ...] = ()  # cells that mean a missing value, besides empty ones, NA, NaN and null
     multiline: bool = field(default=False, kw_only=True)  # whether cells in quotes may span lines
     most_bytes: int | None = field(default=None, kw_only=True)
     stored: Path | None = field(default=None, kw_only=True)
@@ -76,7 +76,7 @@ def in_gigabytes(size: float) -> str:
 
 
 class BoundedBytes(io.BufferedIOBase):
-    """The bytes of a file as they are decompressed. Raises where they or one of their lines become too many."""
+    """The bytes of a file as they are decompressed. Raises if there are too many, or a line is too long."""
 
     def __init__(self, file: Any, table: CsvText) -> None:
         self.file, self.table, self.limit = file, table, table.limit
@@ -145,8 +145,8 @@ def separator_of(table: CsvText) -> str:
 def decimal_of(table: CsvText) -> str:
     """Return the decimal mark: the given one, or a comma if the file shows it.
 
-    A file shows it if its cells are not separated by commas, and in its first rows a column has only whole numbers and
-    numbers with a comma, of which some cannot be thousands, and no column has numbers with a point.
+    A file shows it if commas do not separate its cells and, in its first rows, a column has only whole numbers and
+    numbers with a comma, some of which cannot be thousands, and no column has numbers with a point.
     """
     if table.decimal is not None:
         return table.decimal
@@ -183,7 +183,7 @@ def likely_separator(lines: Iterable[str]) -> str:
 
 
 def shown_separator(table: CsvText, known: str | None) -> str | None:
-    """Return an unusual separator of another file if the first line has it; None means to detect one."""
+    """Return the separator of another file if it is unusual and in the first line; None means to detect one."""
     if known is None or known in ",;\t|":
         return None
     with open_text(table) as file:
@@ -191,7 +191,7 @@ def shown_separator(table: CsvText, known: str | None) -> str | None:
 
 
 def shown_encoding(table: CsvText, known: str) -> str:
-    """Return the encoding of another file, or UTF-8 if this one is evidently that: letters beyond ASCII decode so."""
+    """Return the encoding of another file, or UTF-8 if this file has letters beyond ASCII that are valid in it."""
     if "utf" in known.lower():
         return known
     with open_bytes(table) as file:
@@ -217,7 +217,7 @@ def records(table: CsvText) -> Iterator[tuple[int, list[str]]]:
 
 
 def parsed_records(file: Iterable[str], mark: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Do the same for the text of a file. Raises FileError where it is not CSV, as in a cell of 131,073 characters."""
+    """Yield the records of an open file likewise. Raises FileError if it is not CSV, as with a very long cell."""
     reader, line = csv.reader(file, delimiter=mark), 1
     try:
         for fields in reader:
@@ -256,7 +256,7 @@ def read_header(table: CsvText) -> list[str]:
 
 
 def check_distinct_names(names: Iterable[str], path: Path) -> None:
-    """Raise unless the names differ; columns without a name may be several."""
+    """Raise unless the names differ; several columns may have no name."""
     there: set[str] = set()
     for name in names:
         if name.strip() and name in there:
@@ -265,7 +265,7 @@ def check_distinct_names(names: Iterable[str], path: Path) -> None:
 
 
 def row_number_column(table: CsvText) -> str | None:
-    """Return the name of a first column that is left out because it has none, as pandas and R write row numbers."""
+    """Return the name of a first column to leave out, because it holds row numbers as pandas and R write them."""
     first = read_header(table)[0]
     return first if ROW_NUMBERS.fullmatch(first) else None
 
@@ -330,7 +330,7 @@ def refuse_ragged(path: Path, where: str, expected: int, got: int) -> NoReturn:
 
 
 def spelled_number(text: Any) -> float:
-    """Return the number that a text spells, infinity if it is too large, or NaN if it spells none."""
+    """Return the number that a text spells, infinity if it is too large, or NaN if it is not a number."""
     try:
         return float(text)
     except (TypeError, ValueError):
@@ -340,12 +340,12 @@ def spelled_number(text: Any) -> float:
 
 
 def spelled_numbers(column: "pandas.Series[Any]") -> "np.ndarray":
-    """Do the same for all cells of a column."""
+    """Apply `spelled_number` to all cells of a column."""
     import pandas
 
     try:
         numbers = pandas.to_numeric(column, errors="coerce")
-    except OverflowError:  # about 1 followed by 308 zeros, or more
+    except OverflowError:  # an integer of about 1e308 or more
         numbers = column.map(spelled_number)
     return numbers.to_numpy(dtype=float, na_value=math.nan)
 

@@ -1,4 +1,4 @@
-"""A sheet of an Excel workbook, written as separated values, so that it is read like any other text."""
+"""Write a sheet of an Excel workbook as separated values, so that it can be read like any other text."""
 
 import csv
 import struct
@@ -14,8 +14,8 @@ from viper.errors import FileError, instead, listed
 if TYPE_CHECKING:
     from viper.data.csv_text import CsvText
 
-# What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl checks nothing before it uses it. The
-# parser of XML, which is lxml where that is installed, raises a SyntaxError.
+# What zipfile and openpyxl raise for damaged and encrypted workbooks; openpyxl does not validate what it reads. The
+# XML parser, which is lxml if that is installed, raises a SyntaxError.
 DAMAGE: tuple[type[Exception], ...] = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, SyntaxError, LookupError, ValueError, TypeError),
     *(AttributeError, RuntimeError, ArithmeticError, AssertionError),
@@ -23,7 +23,7 @@ DAMAGE: tuple[type[Exception], ...] = (
 
 
 def write_sheet(table: "CsvText", sheet: str | None, target: Path, separator: str, decimal: str) -> None:
-    """Write the cells of a sheet as text: line i is row i of the sheet. Formulas are the values they had when saved."""
+    """Write the cells of a sheet as text; line i is row i of the sheet. Formulas become the values last saved."""
     openpyxl = import_openpyxl()
     try:
         check_unpacked(table)
@@ -70,7 +70,7 @@ def sheet_names(path: Path) -> list[str]:
 
 
 def chosen_sheet(book: Any, sheet: str | None, path: Path) -> Any:
-    """Return a sheet by its name or its number, counted from 1; the first if there is no choice."""
+    """Return a sheet by its name or number, counted from 1; by default the first."""
     names = list(book.sheetnames)
     if sheet is None or sheet in names:
         return book[sheet or names[0]]
@@ -91,13 +91,13 @@ def with_same_width(rows: Iterator[tuple[Any, ...]], path: Path) -> Iterator[lis
         if len(cells) > width:
             raise FileError(
                 f"every row must have {width} cells, like the header; got {len(cells)} in row {number} of {path}. "
-                "Name every column, and remove what lies beside the table."
+                "Name every column, and remove cells beside the table."
             )
         yield [] if not cells else cells + [None] * (width - len(cells))
 
 
 def text_of_cell(value: Any, decimal: str) -> str:
-    """Return what a cell holds as text; dates as ISO 8601."""
+    """Return the content of a cell as text, with dates in ISO 8601."""
     if value is None:
         return ""
     if isinstance(value, datetime):

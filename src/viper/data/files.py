@@ -13,7 +13,7 @@ from viper.data.kept import KeptRows, room_for_rows
 from viper.errors import shown
 from viper.inference.kernels.compiled import join_columns
 
-BATCH_BYTES = 1 << 23  # decoded at a time: most are still in the cache when they are copied
+BATCH_BYTES = 1 << 23  # bytes decoded at a time; most are still in the cache when they are copied
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Files:
         Whether cells of CSV files, in quotes, may span lines. Otherwise they are an error: a quote that is not closed
         would swallow rows.
     cache : int, optional
-        Bytes in which a fit may keep the rows it has read, if all of them fit; then files are decoded once instead of
+        Bytes in which a fit may keep the rows it has read, if all of them fit; files are then decoded once instead of
         once per pass. Rows are kept in memory if they fit in a quarter of what is available, and otherwise in a
-        temporary file, which the system deletes when the fit ends. By default as much as memory is available, and half
-        of the disk is free; 0 keeps none.
+        temporary file, which the system deletes when the fit ends. The default is the available memory, or half of the
+        free disk space if that is less; 0 keeps none.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Files:
         apart = {name for name in (*targets, self.weight, self.offset) if name is not None}
         chosen = known if known is not None else self.features
         for file in files:
-            file.check_unchanged()  # and remember what it is like
+            file.check_unchanged()  # also records its size and time of change
         kinds = arrow.feature_types(files, None if chosen is None else list(chosen), apart, others)
         return FileReader(files, kinds, others, self.multiline, self.cache)
 
@@ -130,7 +130,7 @@ class FileReader:
             file.check_unchanged()
 
     def read(self, rows: int, features: bool = True) -> Iterator[Chunk]:
-        """Yield chunks of `rows`, except for the last; features are checked, and missing if not asked for."""
+        """Yield chunks of `rows`, except for the last; features are checked, and left out if not asked for."""
         self.check_unchanged()
         chunk = GrowingChunk(rows, self.dtype)
         for batch in self.batches(rows, features):
@@ -170,7 +170,7 @@ class FileReader:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a file: the columns of X, if they were asked for, and what else there is."""
+    """Some rows of a file: the columns of X, if they were asked for, and the other columns."""
 
     columns: list[np.ndarray]
     vectors: dict[str, np.ndarray | None]
@@ -187,10 +187,10 @@ class GrowingChunk:
     rows: int = 0
     features: np.ndarray | None = None
     parts: list[dict[str, np.ndarray | None]] = field(default_factory=list)
-    places: list[tuple[int, Callable[[int], str]]] = field(default_factory=list)  # and the row from which they count
+    places: list[tuple[int, Callable[[int], str]]] = field(default_factory=list)  # and the first row of each
 
     def add(self, batch: Batch, start: int) -> int:
-        """Add rows of a batch from `start` on, as many as there is room for; return where the rest starts."""
+        """Add as many rows of a batch, from `start` on, as there is room for; return where the rest starts."""
         stop = min(batch.rows, start + self.most - self.rows)
         if batch.columns:
             self.add_features([column[start:stop] for column in batch.columns], lambda i: batch.place(start + i))
@@ -216,6 +216,6 @@ class GrowingChunk:
         return Chunk(features, place=self.place, finite=True, **joined)
 
     def place(self, i: int) -> str:
-        """Name a row by its file."""
+        """Name a row and its file."""
         first, name = self.places[bisect_right(self.places, i, key=lambda known: known[0]) - 1]
         return name(i - first)

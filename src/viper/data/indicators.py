@@ -1,4 +1,4 @@
-"""y with a column of zeros and ones for each label: which labels a row has, and what the labels are called."""
+"""y with a column of zeros and ones for each label: the names of the labels, and which of them each row has."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +23,8 @@ def has_several_columns(y: Any) -> bool:
 def read_indicators(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, Tensor]:
     """Return the names of the labels, and which of them each row has: one byte for each, column by column.
 
-    The names are those of the columns, or their numbers. Unless they are `known`, every label must have rows with it
-    and rows without.
+    Labels are named by the columns, or numbered. Unless they are `known`, every label must have rows with it and rows
+    without it.
     """
     if y is None:
         raise ValueError("This estimator requires y to be passed, but the target y is None.")
@@ -39,7 +39,7 @@ def read_indicators(y: Any, rows: int, known: Any = None) -> tuple[np.ndarray, T
 
 
 def label_names(columns: Any, count: int, known: Any = None) -> np.ndarray:
-    """Return the names of the columns, or their numbers if they have none. They must be those that are known."""
+    """Return the names of the columns, or their numbers if they have none. They must match known ones."""
     if columns is None:
         names = np.arange(count) if known is None or len(known) != count else np.asarray(known)
     else:
@@ -74,13 +74,13 @@ def as_indicators(y: np.ndarray, names: np.ndarray, place: Callable[[int], str] 
         where = f"column {shown(names.tolist()[j])}" + ("" if place is None else f" of {place(i)}")
         raise ValueError(
             "y with several columns must contain only 0 and 1, a column for each label; got "
-            f"{shown(y[i : i + 1, j].tolist()[0])} in {where}. Columns of more classes need a fit each."
+            f"{shown(y[i : i + 1, j].tolist()[0])} in {where}. Fit a column with more classes by itself."
         )
     return ones
 
 
 def check_labels_vary(names: np.ndarray, some: Any, not_all: Any) -> None:
-    """Raise unless each label has rows with it and rows without."""
+    """Raise unless each label has rows with it and rows without it."""
     constant = [f"{shown(names.tolist()[j])} (all {int(some[j])})" for j in np.flatnonzero(~(some & not_all))]
     if constant:
         more = f" and {len(constant) - 5} more" if len(constant) > 5 else ""

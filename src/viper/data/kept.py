@@ -1,7 +1,7 @@
 """Rows that are slow to read, kept until a fit ends: in memory while they fit, otherwise in a temporary file.
 
-The file has no name, so the system deletes it with the process, however that ends. It is mapped, so its pages can leave
-memory when others need it. Rows for which there is no room are read again in every pass.
+The file has no name, so the system deletes it when the process ends, however that happens. It is mapped, so its pages
+can leave memory when it is needed elsewhere. If there is no room, rows are read again in every pass.
 """
 
 import os
@@ -20,8 +20,8 @@ from viper.data.blocks import Chunk, release_pages
 from viper.errors import CacheWarning, users_line
 from viper.inference.memory import SHARE_FOR_CACHE, available_memory, system_text
 
-SHARE_OF_DISK = 0.5  # of the free space where temporary files lie
-FILES_IN_MEMORY = {"tmpfs", "ramfs"}  # file systems whose files take memory
+SHARE_OF_DISK = 0.5  # share of the free space for temporary files that rows may take
+FILES_IN_MEMORY = {"tmpfs", "ramfs"}  # file systems that store files in memory
 
 
 class Room(NamedTuple):
@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
 
 def room_for_rows(most: int | None) -> Room:
-    """Return the room for at most so many bytes; by default, for as many as the available memory has."""
+    """Return the room for at most this many bytes; by default, for as many as fit in the available memory."""
     available = available_memory()
     if most is None:
         return Room(SHARE_FOR_CACHE * available, min(available, temporary_space()))
@@ -40,7 +40,7 @@ def room_for_rows(most: int | None) -> Room:
 
 
 def temporary_space() -> float:
-    """Return the bytes that temporary files may take; none if there is no folder for them, or they lie in memory."""
+    """Return the bytes that temporary files may take; 0 if there is no folder for them, or it is in memory."""
     try:
         folder = tempfile.gettempdir()
         free = shutil.disk_usage(folder).free
@@ -50,20 +50,20 @@ def temporary_space() -> float:
 
 
 def file_system(folder: str) -> str:
-    """Return the type of the file system of a folder, or nothing where the system does not tell."""
+    """Return the type of the file system that contains a folder, or an empty string if it is not reported."""
     place, kind, most = Path(folder).resolve(), "", 0
     for line in system_text("/proc/mounts").splitlines():
         _, mounted, its_kind, *_ = line.split()
-        mounted = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mounted)  # of a space, for example
-        if place.is_relative_to(mounted) and len(mounted) >= most:  # of several in one place, the last is seen
+        mounted = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mounted)  # \040 is a space
+        if place.is_relative_to(mounted) and len(mounted) >= most:  # a later mount hides earlier ones at the same place
             kind, most = its_kind, len(mounted)
     return kind
 
 
 class KeptRows:
-    """All rows of a source in chunks, with their features in memory, or in a temporary file if they are too many.
+    """All rows of a source in chunks, with their features in memory, or in a temporary file if there are too many.
 
-    `size` is the number of bytes of all rows, or 0 if that is not known beforehand.
+    `size` is the number of bytes of all rows, or 0 if unknown.
     """
 
     def __init__(self, room: Room, row_bytes: int, size: int = 0) -> None:
@@ -73,7 +73,7 @@ class KeptRows:
         self.map: np.memmap | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """Keep the next rows; if there is no room for them, no rows are kept."""
+        """Keep the next rows; if there is no room for them, drop all rows."""
         self.rows += len(chunk.features)
         needed = max(self.size, self.rows * self.row_bytes)
         if self.file is None and needed <= self.room.memory:
@@ -84,7 +84,7 @@ class KeptRows:
             self.chunks.clear()
 
     def add_to_file(self, chunk: Chunk) -> bool:
-        """Write the features of these rows, and of those so far, to a file; returns False if that fails."""
+        """Write the features of these rows, and of all rows so far, to a file. Returns False if that fails."""
         try:
             if self.file is None:
                 self.file = new_file(self.size)
@@ -93,7 +93,7 @@ class KeptRows:
         except OSError as error:
             warnings.warn(
                 f"The fit continues, but decodes its files again in every pass: {error.strerror or error}, in the "
-                f"folder of temporary files, {tempfile.tempdir}. Free disk space there, or set TMPDIR to another.",
+                f"folder of temporary files, {tempfile.tempdir}. Free disk space there, or change TMPDIR.",
                 CacheWarning,
                 stacklevel=users_line(),
             )
@@ -101,14 +101,14 @@ class KeptRows:
         return True
 
     def written(self, chunk: Chunk) -> Chunk:
-        """Write the features of a chunk; they are missing until `open`."""
+        """Write the features of a chunk and return it without them; `open` restores them."""
         rest = np.ascontiguousarray(chunk.features).data.cast("B")
         while rest:
             rest = rest[self.file.write(rest) :]
         return replace(chunk, features=np.empty((len(chunk.features), 0), chunk.features.dtype))
 
     def open(self, width: int, check: Callable[[Chunk], Chunk]) -> None:
-        """Make the chunks, each after a check, ready for passes."""
+        """Check each chunk and make it ready for passes."""
         self.chunks = [check(chunk) for chunk in self.chunks]
         if self.file is None:
             return
@@ -118,12 +118,12 @@ class KeptRows:
         self.chunks = [replace(chunk, features=part) for chunk, part in zip(self.chunks, parts, strict=True)]
 
     def close(self) -> None:
-        """Close the file; what is mapped stays."""
+        """Close the file; its mapping stays valid."""
         if self.file is not None:
             self.file.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield the chunks; pages of the file are given back once a chunk has been used."""
+        """Yield the chunks; pages of the file are released once a chunk has been used."""
         for chunk in self.chunks:
             yield chunk
             if self.map is not None:
@@ -131,7 +131,7 @@ class KeptRows:
 
 
 def new_file(size: int) -> Any:
-    """Return a file without a name, with so many bytes set aside where the system can do that."""
+    """Return a file without a name, with this many bytes reserved if the system supports it."""
     file = tempfile.TemporaryFile(buffering=0, prefix="viper-")  # noqa: SIM115
     try:
         if size and hasattr(os, "posix_fallocate"):

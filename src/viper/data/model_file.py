@@ -5,7 +5,7 @@
     data of the tensors
 
 The document is a `Document`, as JSON. Its sha256 is that of the whole file with zeros in place of the digest. Nothing
-in the file is code. No size in it is believed: those of header and tensors are compared with that of the file before
+in the file is code. No size in it is trusted: the sizes of header and tensors are compared with that of the file before
 anything is allocated for them, and no tensor is created before the digest is verified.
 """
 
@@ -29,11 +29,11 @@ from viper.data.schema import LABEL, Fields, Items, Layout, Value, refuse_value
 from viper.data.writing import IN_PYTHON, checked_file, worded_errors
 from viper.errors import StorageError, shown
 
-FORMAT_VERSION = 2  # 1: version 0.1.0; 2: since then, with training data and imputations. All of them are read
+FORMAT_VERSION = 2  # 1: version 0.1.0; 2: since then, with training data and imputations. Both can be read
 LARGEST_HEADER = 1 << 24  # bytes; as JSON in memory it may take twenty times as much
 MOST_CONTAINERS = 1_000_000  # lists and dictionaries in a header, each of which takes at least 60 bytes
 MOST_AXES = 8
-IMPOSSIBLE_HEADER = 1 << 40  # bytes; a text file, read as a model, would announce a far longer header
+IMPOSSIBLE_HEADER = 1 << 40  # bytes; a text file, read as a model, would claim a far longer header
 NO_DIGEST = "0" * 64
 JSON_SCALARS = (str, bool, int, float, type(None))  # what JSON stores unchanged
 DTYPES = {  # as safetensors names them
@@ -56,7 +56,7 @@ OTHER_FORMATS = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": 
 
 
 class Document(NamedTuple):
-    """What the header says: the file's digest, the version that wrote it, and what it holds."""
+    """The content of the header: the file's digest, the version that wrote it, and what the file holds."""
 
     sha256: str  # the first field, so that its placeholder is the first run of 64 zeros in the file
     format_version: int
@@ -101,7 +101,7 @@ def read_tensors(
 ) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Read (kind, tensors, metadata) as given to `write_tensors`; the tensors are on the CPU.
 
-    `check(kind, layouts, metadata)` is called before the tensors are read, and raises if it will not have them.
+    `check(kind, layouts, metadata)` is called before the tensors are read, and raises if it rejects them.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def read_tensors(
     except (OSError, ValueError) as error:
         if isinstance(error, StorageError):
             raise
-        words = getattr(error, "strerror", None) or error  # a ValueError: the name contains a zero
+        words = getattr(error, "strerror", None) or error  # a ValueError if the name contains a null character
         raise StorageError(f"path must be readable; got {path}: {words}.") from error
     tensors = {name: decode_tensor(data, layout) for name, layout in layouts.items()}
     return document.kind, tensors, document.metadata
@@ -186,7 +186,7 @@ def first_change(given: Any, copy: Any, path: str = "metadata") -> str:
 
 
 def encode_labels(classes: np.ndarray) -> dict[str, Any]:
-    """Return labels as JSON; text is as wide as its longest label, and what NumPy has no plain type for an object."""
+    """Return labels as JSON; text is as wide as its longest label, and types that NumPy lacks become objects."""
     values = classes.tolist()
     kind = np.array(values).dtype.str if classes.dtype.kind == "U" else classes.dtype.str
     return {"dtype": kind if classes.dtype.kind in "biufU" else "object", "values": values}
@@ -217,14 +217,14 @@ def read_head(file: BinaryIO, path: Path) -> bytes:
 
 
 def is_readable(head: bytes) -> bool:
-    """Whether a header is small enough to be parsed; brackets in texts are counted too."""
+    """Return whether a header is small enough to be parsed; brackets inside text count too."""
     return len(head) <= LARGEST_HEADER + 8 and head.count(b"[") + head.count(b"{") <= MOST_CONTAINERS
 
 
 def parse_head(head: bytes, path: Path) -> tuple[Document, dict[str, Layout]]:
-    """Return the header's document, and the layouts of the tensors that it announces.
+    """Return the header's document, and the layouts of the tensors that it declares.
 
-    Raises if it is invalid or written by a newer format version.
+    Raises if it is invalid or of a newer format version.
     """
     try:
         entries = parse_json(head[8:].decode())
@@ -260,7 +260,7 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 def parse_layout(name: str, entry: Any, path: Path) -> Layout:
-    """Return the layout of one tensor, whose bytes are as many as its shape says, and aligned."""
+    """Return the layout of one tensor. Raises unless its bytes are aligned and as many as its shape implies."""
     try:
         dtype, shape, (start, end) = (entry[key] for key in ("dtype", "shape", "data_offsets"))
         if len(entry) == 3 and len(shape) <= MOST_AXES and all(type(x) is int and x >= 0 for x in (*shape, start, end)):
@@ -278,14 +278,14 @@ def refuse_file(path: Path, what: str) -> NoReturn:
 
 
 def check_extent(size: int, document: Document, layouts: dict[str, Layout], path: Path) -> None:
-    """Raise unless the tensors lie one behind the other, and are all the data that the file has."""
+    """Raise unless the tensors follow each other without gaps, and are all the data in the file."""
     if size < document.data_bytes:
         rule = f"{path} must hold {shown(document.data_bytes)} bytes of data; got {size}"
         raise StorageError(f"{rule}: it is truncated. Copy or save it again.")
     end = 0
     for layout in sorted(layouts.values(), key=lambda layout: (layout.start, layout.end)):
         if layout.start != end:
-            refuse_file(path, "damaged: its tensors do not lie one behind the other")
+            refuse_file(path, "damaged: its tensors overlap or have gaps between them")
         end = layout.end
     if not size == document.data_bytes == end:
         rule = f"{path} must hold {end} bytes of data; got {size}"
@@ -293,7 +293,7 @@ def check_extent(size: int, document: Document, layouts: dict[str, Layout], path
 
 
 def read_data(file: BinaryIO, size: int, head: bytes, document: Document, path: Path) -> bytearray:
-    """Return the bytes behind the header. Raises unless the whole file has the digest that it should."""
+    """Return the bytes after the header. Raises unless the whole file matches its digest."""
     data = bytearray(size)
     if file.readinto(data) != size:  # type: ignore[attr-defined]
         refuse_file(path, "being written to")
@@ -320,7 +320,7 @@ def decode_tensor(data: bytearray, layout: Layout) -> Tensor:
 
 
 def decode_labels(state: Any, where: str, rule: Fields = LABELS) -> np.ndarray:
-    """Invert `encode_labels`. The width of text in the file is not believed."""
+    """Invert `encode_labels`. The width of text in the file is not trusted."""
     rule.check(state, where)
     name, values = state["dtype"], state["values"]
     kind = "object" if name == "object" else np.dtype(name[:2] + ("1" if name[1] == "U" else name[2:])).kind

@@ -1,4 +1,4 @@
-"""Turn whatever a user passes into a source that the solver can sum over: only here do the kinds of rows differ.
+"""Turn whatever a user passes into a source that the solver can sum over. No other code knows the kinds of rows.
 
 An estimator describes the rows it wants in a `RowFormat` and gets a source, whatever form the rows had.
 """
@@ -40,7 +40,7 @@ def open_labelled_rows(
     reset: bool = False,
     classes: Any = None,
 ) -> tuple[np.ndarray, RowSource]:
-    """Return the two classes or the names of several labels, given or found in y, and a source of the rows.
+    """Return the two classes, or the names of several labels, given or found in y, and a source of the rows.
 
     With `reset` the estimator learns the number and names of the columns; otherwise they must match those it knows.
     """

@@ -1,7 +1,7 @@
-"""What a file may hold, declared in tables. What is saved has one table, which is checked on writing and on reading.
+"""What a file may hold, declared in tables that are checked both on writing and on reading.
 
-A table maps names to rules: those of JSON values below, or `Numbers` for tensors. Sizes, types and names are checked
-before any tensor is read, and the numbers in the tensors afterwards. Anything else raises a StorageError of one line.
+A table maps names to rules: those for JSON values below, or `Numbers` for tensors. Sizes, types and names are checked
+before any tensor is read, and the numbers in the tensors afterwards. Anything else raises a one-line StorageError.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor
 from viper.errors import StorageError, shown
 
 LARGEST_COUNT = 1 << 62
-MOST_NESTED = 16  # levels of lists and dictionaries in a value of any kind
-CLOSE = 1e-6  # relative; how far from symmetric or normalised rounding may take a matrix
+MOST_NESTED = 16  # most levels of lists and dictionaries in a value of any kind
+CLOSE = 1e-6  # largest relative deviation from a symmetric or normalised matrix that counts as rounding
 
 
 def refuse_value(where: str, words: str, value: Any) -> NoReturn:
@@ -29,15 +29,15 @@ def refuse_value(where: str, words: str, value: Any) -> NoReturn:
 
 
 class Rule(Protocol):
-    """What a value must be."""
+    """A rule that a value must satisfy."""
 
     def check(self, value: Any, where: str) -> None:
-        """Raise a StorageError unless the value, which is at `where` in the file, is as it must be."""
+        """Raise a StorageError unless the value, found at `where` in the file, satisfies the rule."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value: what it must be in words, and whether it is."""
+    """One value: what it must be, in words, and a function that checks it."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -63,7 +63,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Entries:
-    """A dictionary with any names, and one rule for all values but those of some names; some must be there."""
+    """A dictionary with any names, and one rule for all values except those of special names; some are required."""
 
     each: Rule
     but: Mapping[str, Rule] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Either:
-    """A value by one of two rules; the message speaks of the second."""
+    """A value that satisfies one of two rules; the message describes the second."""
 
     first: Value
     second: Rule
@@ -108,7 +108,7 @@ def check_keys(value: Any, where: str) -> None:
 
 
 def check_complete(names: Iterable[str], required: Iterable[str], optional: Iterable[str], where: str) -> None:
-    """Raise unless all required names are there, and none that is not known."""
+    """Raise unless all required names are there, and no unknown ones."""
     found, needed = set(names), set(required)
     if absent := sorted(needed - found):
         raise StorageError(f"{where} must have {shown(absent[0])}; got none.")
@@ -198,7 +198,7 @@ class Layout(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What the numbers of a tensor must be, in words, and whether they are."""
+    """What the numbers of a tensor must be, in words, and a function that checks them."""
 
     words: str
     holds: Callable[[Tensor], bool]
@@ -206,7 +206,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Numbers:
-    """A float64 tensor. A shape has a letter per axis, which is one size wherever it occurs: "d", "dd", "n6"."""
+    """A float64 tensor. A shape has a letter per axis, which stands for the same size everywhere: "d", "dd", "n6"."""
 
     shapes: tuple[str, ...]
     range: Range
@@ -244,7 +244,7 @@ def all_positive(x: Tensor) -> bool:
 
 
 def is_invertible(x: Tensor) -> bool:
-    """Whether a factor F has an inverse, and FFᵀ a finite positive diagonal. A triangular F shows it on its own."""
+    """Whether a factor F has an inverse, and FFᵀ a finite positive diagonal. For a triangular F, its diagonal tells."""
     squares = x.square().sum(1)
     if not is_finite(x) or not bool(((squares > 0) & squares.isfinite()).all()):
         return False
@@ -266,7 +266,7 @@ def is_definite(x: Tensor) -> bool:
 
 
 def is_normalised(x: Tensor) -> bool:
-    """Whether the columns of a matrix have length 1, and its rows at most that: those of orthonormal columns do."""
+    """Whether the columns of a matrix have length 1 and its rows at most 1, as with orthonormal columns."""
     if not is_finite(x) or x.shape[1] > x.shape[0]:
         return False
     squares = x.square()
@@ -284,7 +284,7 @@ NORMALISED = Range("orthonormal columns", is_normalised)
 def check_layouts(
     rules: Mapping[str, Numbers], found: Mapping[str, Layout], sizes: dict[str, int], free: Iterable[str] = ()
 ) -> None:
-    """Check names, types and shapes of all tensors; those in `free` may be there and are checked by the caller."""
+    """Check names, types and shapes of all tensors; those in `free` are optional and checked by the caller."""
     check_complete(found, rules, free, "the file")
     for name, rule in rules.items():
         rule.check_layout(found[name], sizes, name)

@@ -73,7 +73,7 @@ class Reader(Protocol):
         """Return a place to keep all rows during a fit, or None if there is no room or reading them is fast."""
 
     def check_unchanged(self) -> None:
-        """Raise if the rows have visibly changed since they were opened."""
+        """Raise if there are signs that the rows have changed since they were opened."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -81,9 +81,9 @@ class Reader(Protocol):
 
 
 class Scanned(NamedTuple):
-    """What the first pass finds: the classes or the names of the labels, the number of rows, that of columns of y.
+    """What the first pass finds: classes or names of labels, the numbers of rows and of columns of y.
 
-    And all rows, if there was room to keep them.
+    If there was room to keep them, also all rows.
     """
 
     classes: np.ndarray
@@ -111,7 +111,7 @@ def scan(reader: Reader, known: Any, observer: Callable[[int], None], format: ch
 
 
 class LabelScan:
-    """What is known of the labels after some rows."""
+    """What is known about the labels after some rows."""
 
     def __init__(self, known: Any, format: checks.RowFormat, reader: Reader) -> None:
         self.known, self.reader, self.labels, self.many = known, reader, format.labels, format.classes != 2
@@ -153,7 +153,7 @@ class LabelScan:
 
 
 def more_classes(found: np.ndarray | None, y: np.ndarray, place: RowName, many: bool = False) -> np.ndarray:
-    """Add the labels of more rows to those found. Raises if one is missing, or if there are more than two, not many."""
+    """Add the labels of more rows to those found. Raises if one is missing, or unless `many`, if there are over two."""
     if found is not None and len(found) >= 2 and not checks.class_numbers(y, found)[1].any():
         return found
     if y.dtype.kind == "O":
@@ -188,7 +188,7 @@ def row_of_third_class(found: list[Any], y: np.ndarray) -> int:
 def check_chunk(chunk: Chunk, classes: np.ndarray | None, labels: int = 0, known: bool = False) -> Chunk:
     """Check that the numbers are finite, and make labels True for the second class, or for 1. Errors name the row.
 
-    If the features are `known` to be finite, they are not read for it again.
+    Features that are `known` to be finite are not checked again.
     """
     if not known and not chunk.finite:
         check_finite_chunk(chunk.features, "X", chunk.place)
@@ -251,7 +251,7 @@ class Stream(BlockSource):
     pending: list["StreamSample"] = field(default_factory=list)
     first: Chunk | None = None  # first rows of the first pass
     kept: KeptRows | None = None  # all rows, until they are released
-    known: bool = False  # whether a whole pass has found the features finite, and they cannot have changed unnoticed
+    known: bool = False  # whether a whole pass found the features finite, and a change since would have been noticed
 
     @property
     def traits(self) -> SourceTraits:
@@ -293,7 +293,7 @@ class Stream(BlockSource):
         self.known = isinstance(self.reader, MemoryMap) and self.reader.stamp is not None
 
     def recognise(self, now: Chunk) -> None:
-        """Raise if the first rows differ from those of the first pass; a different number of rows is not compared."""
+        """Raise if the first rows differ from those of the first pass, unless their number differs too."""
         before = self.first = self.first or each_array(now, np.copy)
         alike = (equal_up_to_rounding(getattr(now, name), getattr(before, name)) for name in PARTS)
         if len(now.features) == len(before.features) and not all(alike):

@@ -47,18 +47,18 @@ from viper.errors import FileError, RowError, shown
 if TYPE_CHECKING:
     import pandas
 
-MOST_CELLS = 200_000_000  # most cells of a LIBSVM file, which becomes dense: 1.6 GB
+MOST_CELLS = 200_000_000  # most cells of a LIBSVM file; as a dense table they take 1.6 GB
 MOSTLY = 0.8  # a text column with at least this share of numbers is treated as numbers with mistakes
 FEWEST_NUMBERS = 5  # distinct numbers in such a column; fewer are codes, like 0, 1, 2, 3+
 
 
 @dataclass(frozen=True)
 class TableFile(CsvText):
-    """A file that holds a table. The format is the one given, or is recognised by the first bytes or the name."""
+    """A file that holds a table. The format is given, or recognised by the file's first bytes or name."""
 
     format: str | None = None
-    zeros: tuple[str, ...] = ()  # columns that a LIBSVM file leaves out if they are zero in all of its rows
-    sheet: str | None = None  # of an Excel workbook: its name or number; None is the first
+    zeros: tuple[str, ...] = ()  # columns that a LIBSVM file omits if they are zero in all of its rows
+    sheet: str | None = None  # name or number of the sheet of an Excel workbook; None is the first
 
     def read(self, text: tuple[str, ...] = ()) -> "pandas.DataFrame":
         """Read all rows; the columns in `text` are not converted to numbers."""
@@ -83,7 +83,7 @@ class TableFile(CsvText):
 
     @cached_property
     def text(self) -> CsvText:
-        """The table as separated values: the file itself, or what a sheet of a workbook holds."""
+        """The table as separated values: the file itself, or the content of a sheet of a workbook."""
         if self.kind() != EXCEL:
             return self
         decimal = self.decimal or "."
@@ -137,7 +137,7 @@ def temporary_file() -> Path:
 
 
 def readable_table(table: TableFile) -> TableFile:
-    """Return the table; if it can be read only once, as standard input (-) and pipes, with its bytes in a file."""
+    """Return the table; standard input (-) and pipes, which can be read only once, are copied to a file."""
     standard = str(table.path) == "-"
     if not standard:
         check_input(table.path)
@@ -167,8 +167,8 @@ def copy_at_most(source: BinaryIO, target: BinaryIO, table: TableFile) -> None:
             table.refuse_size(copied)
         if copied > room:
             raise FileError(
-                f"a stream is kept in {folder} and may take half of the space there; got {table.path}, "
-                "which takes more. Set TMPDIR to a folder on a larger disk, or save the stream as a file."
+                f"a stream is stored in {folder} and may take half of the free space there; got {table.path}, "
+                "which needs more. Set TMPDIR to a folder on a larger disk, or save the stream as a file."
             )
         target.write(part)
 

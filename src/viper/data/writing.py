@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: the atomic writer, and tables written through it part by part."""
+"""Files that appear complete or not at all: the atomic writer, and tables written through it part by part."""
 
 import errno
 import gzip
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".viper-{}.tmp"  # name of a file that is not complete
 ABANDONED_SECONDS = 60  # age from which such a file may be deleted, if no writer has locked it
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # characters at which a spreadsheet begins a formula
 OTHER_TABLES = (".arrow", ".feather", ".ipc", ".json", ".jsonl", ".ods", ".tsv", ".xls", ".xlsm", ".xlsx")
 GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
@@ -35,7 +35,7 @@ REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_I
 
 @contextmanager
 def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[BinaryIO]:
-    """Open a file under a temporary name beside `path`; it gets its own name once it is complete and on the disk.
+    """Open a file under a temporary name beside `path`; it is renamed to `path` once it is complete and on disk.
 
     If anything fails, nothing is left behind and an existing file stays as it was. Links are followed. Raises
     FileExistsError if the file exists and `overwrite` is False, even if another writer has just created it.
@@ -71,7 +71,7 @@ def atomic_file(path: str | PathLike[str], overwrite: bool = False) -> Iterator[
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, by a killed process too. Returns False if another process has locked it."""
+    """Lock an open file until it is closed or its process is killed. Returns False if another process has the lock."""
     try:
         import fcntl
 
@@ -82,7 +82,7 @@ def lock(descriptor: int) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed: those that are not new, and that no writer has locked."""
+    """Delete the temporary files of killed writers: those that are not new and not locked."""
     for path in folder.glob(TEMPORARY.format("*")):
         with suppress(OSError):  # another process may be faster, or the file may belong to another user
             if time.time() - path.stat().st_mtime < ABANDONED_SECONDS:
@@ -106,7 +106,7 @@ def folder_of(path: Path) -> Path:
 
 
 def file_kind(path: Path) -> int:
-    """The type of the file that `path` leads to, as stat.S_IFREG and the like, or 0 if there is none."""
+    """The type of the file that `path` leads to, such as stat.S_IFREG, or 0 if there is none."""
     return stat.S_IFMT(path.stat().st_mode) if path.exists() else 0
 
 
@@ -180,10 +180,10 @@ def check_target(path: Path, overwrite: bool, wording: Wording) -> None:
 
 
 def check_output(path: Path, overwrite: bool, *inputs: Path) -> None:
-    """Raise an OutputError before a command starts work whose output it cannot write, or would write over its input."""
+    """Raise an OutputError, before a command starts, if its output cannot be written or would replace its input."""
     check_target(path, overwrite, IN_A_SHELL)
     if file_kind(path) == stat.S_IFREG and any(other.exists() and path.samefile(other) for other in inputs):
-        raise OutputError(f"the output must be another file than the input; got {path} for both. Choose another name.")
+        raise OutputError(f"the output must be a different file from the input; got {path} for both. Rename it.")
     if is_stream(path) and not os.access(path, os.W_OK):
         raise OutputError(f"the output must be writable; got {path}, which is not. Choose another.")
     if not is_stream(path) and not os.access(folder := folder_of(path), os.W_OK | os.X_OK):
@@ -219,7 +219,7 @@ def checked_file(path: Path, overwrite: bool, wording: Wording) -> Iterator[Bina
 
 @contextmanager
 def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pandas.DataFrame"], None]]:
-    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, according to its name.
+    """Yield a function that appends frames to a table at `path`: CSV (also .gz) or Parquet, as its name says.
 
     Raises
     ------
@@ -247,7 +247,7 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
 def csv_writer(file: BinaryIO, path: Path, compressed: bool) -> Iterator[Callable[["pandas.DataFrame"], None]]:
     """Yield a function that appends frames as CSV; the first also writes the header."""
     out: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if compressed else file
-    header = iter([True])  # for the first frame; a pipe does not know its position
+    header = iter([True])  # used up by the first frame; a pipe has no position that would tell which is first
 
     def append(frame: "pandas.DataFrame") -> None:
         text = frame.to_csv(index=False, header=next(header, False), lineterminator="\n")
@@ -270,7 +270,7 @@ def without_formulas(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 def write_columns(path: str | PathLike[str], parts: Iterable[dict[str, np.ndarray]], overwrite: bool) -> int:
-    """Write columns, part after part, to a Parquet file and return the number of rows.
+    """Write columns, part by part, to a Parquet file and return the number of rows.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The paper's own recipe, for like-for-like comparisons: Adam on μ and L (Σ = LLᵀ), or on μ and log σ.
 
-It starts and stops as in the paper (Section 2.4): μ ~ N(0, I), Σ = 0.35 I, and a stop once the relative change of the
+It starts and stops as in the paper (Section 2.4): from μ ~ N(0, I) and Σ = 0.35 I, until the relative change of the
 objective falls below a threshold. Two faults of the published code are corrected: the KL term counts once per pass,
 however many minibatches there are, and the best q is returned rather than the last.
 """

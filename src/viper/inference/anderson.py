@@ -27,7 +27,7 @@ MEMORY = 6  # number of proposals in a mixture
 LARGEST_WEIGHTS = 1e3  # limit on Σ|γ_i|; slow convergence needs large weights
 ENTRIES_PER_WEIGHT = 4  # with fewer entries in a residual, the weights could cancel any residual entirely
 SMALLEST_SHARE = 0.03  # smaller estimates of θ² are not trusted, because the map is not linear
-LEAST_PROBED, PROBES = 257, 48  # dimension from which a residual is seen through so many random directions
+LEAST_PROBED, PROBES = 257, 48  # from this dimension on, a residual is measured along so many random directions
 UNKNOWN_SHARE = 0.999  # the θ² assumed if a residual has too few entries for the weights
 GRAM_RIDGE = 1e-10  # added to a Gram matrix of changes, relative to its diagonal
 
@@ -53,7 +53,7 @@ class Mixing:
     def __init__(self) -> None:
         self.past: deque[Past] = deque(maxlen=MEMORY)
         self.last = math.inf  # the previous move, in nats
-        self.share = 1.0  # share of the residual left by the step after that move
+        self.share = 1.0  # share of the residual that the step taken then left
 
     def step(self, q: Gaussian, new: Gaussian, residual: Tensor, rho: float) -> Step:
         """Return the proposal mixed with earlier ones, or the proposal itself if no mixture is usable."""
@@ -97,8 +97,9 @@ class Mixing:
 def mixing_weights(changes: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, float] | None:
     """Return the γ that minimises |r - Cγ|², and this minimum; `changes` are overwritten.
 
-    None if γ is too large because the columns of C are nearly dependent. LAPACK is called directly, which takes half
-    the time of torch's function for so few columns; below γ, it leaves what remains of r in other coordinates.
+    Returns None if γ is too large because the columns of C are nearly dependent. LAPACK is called directly, which takes
+    half the time of torch's function for so few columns. Its result holds γ, followed by the rest of r in rotated
+    coordinates.
     """
     entries, count = changes.shape
     if count > entries:

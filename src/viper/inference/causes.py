@@ -1,4 +1,4 @@
-"""Why a fit is hard, in words: whichever of features, prior, weights and offsets is far from ordinary."""
+"""Explain in words why a fit is hard: which of features, prior, weights and offsets is far from ordinary."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from viper.inference.problem import Prior
 from viper.inference.rows import Block, RowSource
 
-WIDE = 100.0  # log-odds that one column spans under its prior; ordinary ones span a few
-HEAVY = 1e6  # a weight that counts a row a million times
-LARGEST_SUM = 1e300  # above, sums overflow
+WIDE = 100.0  # log-odds that a column spans under a very wide prior; usually it spans a few
+HEAVY = 1e6  # a weight this large counts a row a million times
+LARGEST_SUM = 1e300  # larger sums overflow
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sizes:
 
 
 def sizes(source: RowSource, prior: Prior) -> Sizes:
-    """Look for the largest entries, by one pass over the rows."""
+    """Find the largest entries in one pass over the rows."""
     largest = np.max([found.cpu().numpy() for found in source.map(largest_entries)], 0)
     return Sizes(largest[:-2], prior.diagonal.rsqrt().cpu().numpy(), float(largest[-2]), float(largest[-1]))
 
@@ -55,11 +55,11 @@ def why_not_finite(found: Sizes) -> str:
             return f"offset must be a log-odds; got {found.offset:.3g}. Scale the offsets."
         if sd > max(1.0, column):
             return (
-                "prior_scale must not exceed by far what the rows can tell; got "
+                "prior_scale must not be far larger than the rows can determine; got "
                 f"{sd:.3g} for a column of numbers up to {column:.3g}. Choose a smaller prior_scale."
             )
     return (
-        f"X must have columns of moderate size, so that their sums keep some digits; got numbers up to {largest:.3g}. "
+        f"X must have columns of moderate size, so that sums keep enough digits; got numbers up to {largest:.3g}. "
         "Standardise the features."
     )
 
@@ -69,11 +69,11 @@ def what_to_do(found: Sizes) -> str:
     j = found.widest
     column, sd = float(found.columns[j]), float(found.prior[j])
     if found.weight > HEAVY:
-        return f"Weights reach {found.weight:.3g}: divide them by their mean, if they do not count rows."
+        return f"Weights are as large as {found.weight:.3g}: unless they count rows, divide them by their mean."
     if found.offset > WIDE:
-        return f"Offsets reach {found.offset:.3g}, on the scale of log-odds: check their unit."
+        return f"Offsets are as large as {found.offset:.3g}, but they are log-odds: check their unit."
     if column * sd > WIDE and sd > column:
-        return f"The prior is very wide: choose a smaller prior_scale than {sd:.3g}, or raise max_iter."
+        return f"The prior is very wide: choose a prior_scale smaller than {sd:.3g}, or raise max_iter."
     if column * sd > WIDE:
-        return f"Columns reach {column:.3g}: standardise the features, or raise max_iter."
+        return f"Features are as large as {column:.3g}: standardise them, or raise max_iter."
     return "Raise max_iter."

@@ -5,10 +5,10 @@ F is concave in μ and C, where Σ = CCᵀ (Challis & Barber 2013). From q₀ = 
     μ = μ₀ + C₀ m,      C = C₀ T,      ∂F/∂T = C₀ᵀ[C⁻ᵀ - (S₀⁻¹ + Aᵀ diag(c h) A) C],
 
 T lower triangular, with the logarithms of its diagonal as coordinates. Near q₀, half the squared gradient in these
-coordinates is the number of nats to the optimum, so they are chosen anew in every round.
+coordinates is the number of nats to the optimum, so new coordinates are chosen in every round.
 
-A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny and leave these
-steps unharmed.
+A few rows that dwarf all others, such as outliers under a wide prior, make natural-gradient steps tiny, but do not
+shorten these.
 """
 
 import math
@@ -28,11 +28,11 @@ STEPS = 60  # in a round
 MEMORY = 20  # steps that L-BFGS remembers
 CLOSE = 1e-9  # nats to the optimum: from there a natural-gradient step does the rest
 LEAST_GAIN = 1e-9  # nats: a round that gains less is the last
-LARGEST_CLIMB = 500  # coefficients: there, what L-BFGS remembers takes 40 MB
+LARGEST_CLIMB = 500  # most coefficients; the memory of L-BFGS then takes 40 MB
 
 
 class Climbed(NamedTuple):
-    """The highest q that was reached, the number of passes, whether its gradient is as small as was asked; steps."""
+    """The best q found, the number of passes, whether its gradient is small enough, and the number of steps."""
 
     q: Gaussian
     passes: float
@@ -53,7 +53,7 @@ def climb(
 ) -> Climbed:
     """Climb from q until half the squared gradient is below `close`. `report` is called with F after every step.
 
-    There are at most `most` steps in all. `coordinates` are those around a q of another family.
+    There are at most `most` steps in all. Another family of q brings its own `coordinates`.
     """
     passes, taken, best = 0, 0, -math.inf
     for _ in range(rounds):

@@ -43,7 +43,7 @@ FEWEST_DRAWS = 100  # fewer draws do not show the tail of the weights
 DRAWS_PER_BLOCK = 256
 LINEAR = 40.0  # above, log(1+e^f) is f to the last digit
 RESIDUAL_ERROR = 1e-8  # nats per row, of log p̃
-COSTLY = 1.0  # nats; residual variance that costs more is worth a word
+COSTLY = 1.0  # nats; residual variance that costs more is mentioned in the verdict
 SEED = 1  # default seed, as on the command line, so that results repeat
 
 
@@ -52,7 +52,7 @@ class Diagnosis:
     """The verdict on q: Pareto k̂, effective sample size of the weights, log evidence with its standard error.
 
     `residual_cost` is what inducing points cost, in nats of the ELBO, because they leave variance unexplained; None
-    if there are none. The log evidence is given the hyperparameters, and with inducing points a lower bound.
+    if there are none. The log evidence is conditional on the hyperparameters, and a lower bound with inducing points.
     """
 
     k_hat: float
@@ -65,10 +65,10 @@ class Diagnosis:
     covariance: str = "full"  # the family of q
     residual_cost: float | None = None
     several: bool = False  # whether there are more than two classes
-    components: int = 1  # Gaussians that q is a mixture of
+    components: int = 1  # Gaussians in the mixture q
 
     def about(self, elbo: float) -> "Diagnosis":
-        """The same verdict beside another ELBO."""
+        """Return the same verdict with another ELBO."""
         return replace(self, elbo=elbo)
 
     @property
@@ -113,8 +113,8 @@ class Diagnosis:
         if self.residual_cost is None or self.residual_cost < COSTLY:
             return ""
         return (
-            f" But the inducing points leave variance unexplained that costs {self.residual_cost:.1f} nats: use more "
-            "of them."
+            f" But the inducing points leave some variance unexplained, which costs {self.residual_cost:.1f} nats: "
+            "use more of them."
         )
 
     def __str__(self) -> str:
@@ -181,8 +181,8 @@ def weigh(
 ) -> tuple[WeightedDraws, Diagnosis]:
     """Draw from q, weight by p(y|β)p(β)/q(β), and judge the weights.
 
-    Several fits, to completed tables, share the draws. Together these stand for the mixture of the exact posteriors, in
-    which every table has the same weight; the log evidence is the mean of theirs.
+    Several fits, to completed tables, share the draws. Together the draws represent the mixture of the exact
+    posteriors, in which every table has the same weight; the log evidence is the mean over tables.
     """
     check_draw_count(count)
     shares = [len(part) for part in np.array_split(np.arange(max(count, 2 * len(fits))), len(fits))]
@@ -229,7 +229,7 @@ def pareto_smoothed(log_ratio: Tensor) -> tuple[Tensor, float]:
 
 
 def log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
-    """Σ_i c_i (y_i f_i - η(f_i, r_i)) for each draw, f = o + Aβ. `report` hears of rows done, and of all rows."""
+    """Σ_i c_i (y_i f_i - η(f_i, r_i)) for each draw, f = o + Aβ. `report` is called with rows done and all rows."""
     return reported_sum(source, partial(block_log_likelihood, draws=draws), torch.zeros_like(draws[:, 0]), report)
 
 
@@ -247,7 +247,7 @@ def block_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
 
 
 def softplus_given_draws(f: Tensor, residual: Tensor | None) -> Tensor:
-    """η(f, r), rows × draws, which is log(1+e^f) where nothing is left unexplained."""
+    """η(f, r), rows × draws; it is log(1+e^f) without residual variance."""
     if residual is None or not bool(residual.any()):
         return torch.nn.functional.softplus(f, threshold=LINEAR)
     bound = fast_limit(RESIDUAL_ERROR)

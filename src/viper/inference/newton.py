@@ -31,9 +31,9 @@ ROUNDING_OF_F = 1e-15  # relative to the sum of the absolute values of its terms
 PREDICTED_ERROR = 1e-10  # relative to F: error of a gain that is predicted rather than computed
 EXPECTED_SHARE = 0.05  # share of the residual that the next step's mixture is expected to leave
 LOCAL = 1.0  # nats: shorter moves belong to the last phase, where convergence is linear
-FIRST_STEPS = 10  # most fits need fewer; one that still moves far after that has a long way to go
+FIRST_STEPS = 10  # most fits need fewer; one that still moves far after so many has a long way to go
 FAR = 0.03  # nats: after a move this long, many more will follow
-MANY_STEPS, TOO_MANY_STEPS = 25, 60  # one that still moves far after these, or moves at all, may take hundreds
+MANY_STEPS, TOO_MANY_STEPS = 25, 60  # a fit that still moves far after the first, or at all after the second, is slow
 LARGEST_ROUNDING = 1e-5  # nats: rounding of F below which a fit that it ends counts as converged
 OUTGROWN = "log-odds grew beyond a hundred million, where rounding hides what a step gains"
 NEAR = 0.1  # allowed distance to the optimum under a tighter prior, in nats
@@ -52,7 +52,7 @@ class Iteration(NamedTuple):
 
 @dataclass
 class Result:
-    """Where the solver stopped: q, the objective there, and how it got there."""
+    """Where the solver stopped: q and the objective there, with the history of its steps."""
 
     q: Gaussian
     factor: Tensor
@@ -116,7 +116,7 @@ def newton_by_products(
     generator: np.random.Generator,
     report: Callable[[Iteration], None] | None,
 ) -> Result:
-    """The same for the mean field without d × d matrices: on more and more rows, roughly on all, and exactly."""
+    """Maximise F over the mean field without d × d matrices: on more and more rows, then roughly and exactly on all."""
     began = time.perf_counter()
     history: list[Iteration] = []
 
@@ -143,12 +143,12 @@ def newton_by_products(
 
 
 def least_move(magnitude: float) -> float:
-    """Return the nats below which a move that does not increase F is blamed on rounding."""
+    """Return the nats below which a move may fail to increase F because of rounding alone."""
     return max(SMALL_MOVE, min(ROUNDING_OF_F * magnitude, LARGEST_ROUNDING))
 
 
 def ended_at(converged: bool) -> str:
-    """The status where no step increases F: q is the optimum up to rounding, or the solver is stuck."""
+    """The status if no step increases F: q is the optimum up to rounding, or the solver is stuck."""
     return "converged to rounding" if converged else "no step improves the objective"
 
 
@@ -192,7 +192,7 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
         move = move if rho == 1.0 else run.distance(proposal)
         while not run.accept(proposal, rho, move):
             if not problem.refine and move < LOCAL:
-                return run.result  # this near the optimum, a rough formula cannot tell better from worse
+                return run.result  # so near the optimum, a rough formula cannot tell better from worse
             rho *= 0.5
             if rho < SHORTEST_STEP or move < min(SMALL_MOVE, ROUNDING_OF_F * run.total.magnitude):
                 run.give_up()
@@ -208,7 +208,7 @@ def iterate(run: "Stage", q: Gaussian, max_iter: int) -> Result:
 
 
 def nearly_solved(problem: Problem, q: Gaussian) -> tuple[Gaussian, float]:
-    """Return q within NEAR nats of the optimum, or where a few steps lead, and the number of passes."""
+    """Return q within NEAR nats of the optimum, or after a few steps, and the number of passes."""
     stage = Stage(problem, Mixing(), NEAR, 0.0, None)
     stage.climbed = True  # not worth it here
     result = iterate(stage, q, FIRST_STEPS)
@@ -328,9 +328,9 @@ class Stage:
             self.move_to(q, q.factor, value, total)
 
     def climb(self) -> bool:
-        """Move to the top that L-BFGS finds from here, once, or Newton's method with products for the mean field.
+        """Move to the maximum that L-BFGS finds from here, or for the mean field Newton's method with products.
 
-        Return whether F is higher there.
+        Tried only once. Return whether F is higher there.
         """
         if self.climbed:
             return False
@@ -376,7 +376,7 @@ class Stage:
             self.mixing.taken(move, step.share)
             return True
         if not self.accept(step.q, 1.0, move):
-            return step.share == 1.0  # F is as high as rounding can tell; a mixture, though, may have overshot
+            return step.share == 1.0  # a plain step is at the top up to rounding; a mixture may have overshot
         check = self.step(1.0)
         self.result.converged = check is not None and divergence(step.q, check) < 10.0 * self.enough()
         return self.result.converged

@@ -1,4 +1,4 @@
-"""q(β) as a value: moments, draws, densities, and what it says about new rows.
+"""q(β) as a value: moments, draws, densities, and the moments of f for new rows.
 
 There are three forms, all N(μ, Σ): a full covariance with factor Σ = FFᵀ, a diagonal one, and the posterior of more
 coefficients than rows, where the data inform only the n directions they span and all others keep the prior.
@@ -19,8 +19,8 @@ from viper.inference.problem import LOG_2PI, Prior
 from viper.inference.rows import Block, Matrix, RowSource
 from viper.softplus.pointwise import Formula
 
-LEAST_OUTSIDE = 1e-2  # of a coefficient's prior variance: where less is left, a difference loses digits
-LEAST_SPREAD = 1e-6  # of the prior τ² of a row, likewise
+LEAST_OUTSIDE = 1e-2  # share of a coefficient's prior variance outside the span; below it, 1 - ‖q‖² loses digits
+LEAST_SPREAD = 1e-6  # likewise, share of a row's prior τ²
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class LowRank:
 
     @property
     def outside_sd(self) -> Tensor:
-        """D, but 0 where a coordinate is a column of Q: nothing of it is outside the span."""
+        """D, with 0 for coordinates that are columns of Q, because they lie inside the span."""
         contained = (self.basis.amax(1) == 1.0) & (self.basis.abs().sum(1) == 1.0)
         return self.prior_sd.masked_fill(contained, 0.0)
 
@@ -166,7 +166,7 @@ Posterior = Full | Diagonal | LowRank
 
 
 def square_factor(posterior: Posterior) -> Tensor:
-    """F with Σ = FFᵀ, d × d: of the low-rank shape D(I + Q(F - I)Qᵀ), as Q is orthonormal."""
+    """F with Σ = FFᵀ, d × d; for `LowRank` it is D(I + Q(F - I)Qᵀ), because Q is orthonormal."""
     if isinstance(posterior, Full):
         return posterior.factor
     assert isinstance(posterior, LowRank)
@@ -179,7 +179,7 @@ def square_factor(posterior: Posterior) -> Tensor:
 
 @dataclass(frozen=True)
 class Several:
-    """Independent Gaussians, one for each column of y. Rows have a column of ϑ and of τ² for each."""
+    """Independent Gaussians, one for each column of y. ϑ and τ² of the rows have a column for each."""
 
     parts: tuple[Posterior, ...]
 
@@ -207,7 +207,7 @@ Moved = TypeVar("Moved")  # a Gaussian or a mixture of them, whose fields are te
 
 
 def moved(value: Moved, device: torch.device | str) -> Moved:
-    """The same Gaussian on a device: itself if it is there."""
+    """Return the Gaussian on a device; unchanged if it is already there."""
     if isinstance(value, Several):
         return replace(value, parts=tuple(moved(part, device) for part in value.parts))
     given: Any = value
@@ -282,6 +282,6 @@ def block_accuracy(block: Block, posterior: Posterior | Several | StarPosterior 
         correct = posterior.correct(block)
     else:
         correct = (latent(block, posterior)[0] > 0) == (block.label > 0.5)
-    correct = correct.reshape(len(correct), -1).all(1).to(torch.float64)  # of several labels, all
+    correct = correct.reshape(len(correct), -1).all(1).to(torch.float64)  # all labels of a row must be correct
     weight = torch.ones_like(correct) if block.weight is None else block.weight
     return [weight @ correct, weight.sum()]

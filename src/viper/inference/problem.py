@@ -19,15 +19,15 @@ from viper.softplus.pointwise import Bound
 LOG_2PI = math.log(2.0 * math.pi)
 MANY_ROWS, MANY_COLUMNS = 5_000, 16  # from here on, float32 saves more than the conversion costs
 SMALL = 64  # dimension up to which the overhead of a call to torch exceeds the work
-LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; what is remembered takes 2 GB there
+LARGEST_MIXED = 5000  # dimension up to which steps of the full family are mixed; past steps then take 2 GB
 LARGEST_SOLVED = 5000  # dimension up to which the diagonal family may solve d × d systems (200 MB)
 MANY_ENOUGH = 50_000  # rows of a subset whose curvature is good enough to start with
-# Seconds of one thread, roughly: n d² and d³ of a pass with its matrix, n d of a pass without, and what either takes
-# besides; reading an entry again from a file or another machine. A fit makes about so many passes of either kind, and
-# of the first fewer with many rows.
+# Rough costs in seconds on one thread: a pass with d × d matrices takes GRAM n d² + SOLVE d³ + MATRICES, a pass with
+# products alone PRODUCTS n d + BESIDES, and reading an entry again, from a file or another machine, READING.
 SECONDS_GRAM, SECONDS_SOLVE, SECONDS_MATRICES = 4e-11, 2e-11, 2e-4
 SECONDS_PRODUCTS, SECONDS_BESIDES = 5e-10, 1e-4
 SECONDS_READING = 8e-9
+# Passes of a typical fit: with matrices (fewer from MANY_ENOUGH rows on), and with products alone.
 DIRECT_PASSES, DIRECT_FEWER, PRODUCT_PASSES = 9, 4, 45
 MOST_LEFT, SHARE_LEFT = 3e-9, 1e-12  # allowed distance to the optimum: in nats, and relative to F
 LARGEST_LOG_ODDS = 1e8  # on average over rows; there a sum of 10^4 rows is rounded by 1e-4 nats
@@ -36,7 +36,7 @@ ROUGH_NOISE = 1e-9  # per √row: jumps of the rough formulas where one takes ov
 
 @dataclass(frozen=True)
 class Prior:
-    """N(m₀, S₀), given by its precision S₀⁻¹: a vector (diagonal) or a matrix; with loadings V, a vector plus VVᵀ."""
+    """N(m₀, S₀), given by its precision S₀⁻¹: a vector (its diagonal), a vector and loadings V (+ VVᵀ), or a matrix."""
 
     mean: Tensor
     precision: Tensor
@@ -68,7 +68,7 @@ class Prior:
         return self.precision if self.loadings is None else self.precision + self.loadings.square().sum(1)
 
     def without_loadings(self) -> "Prior":
-        """The same with its precision as a matrix, if it has loadings."""
+        """Return the prior with its precision as a matrix if it has loadings, otherwise unchanged."""
         if self.loadings is None:
             return self
         return Prior(self.mean, torch.diag(self.precision).addmm_(self.loadings, self.loadings.T))
@@ -135,7 +135,7 @@ def cholesky(matrix: Tensor) -> Tensor | None:
 
 
 def cholesky_by_lapack(matrix: np.ndarray) -> np.ndarray | None:
-    """The same, as LAPACK stores it."""
+    """L as above, by calling LAPACK directly."""
     root, failed = dpotrf(matrix.T, lower=1, clean=1)
     return None if failed or not math.isfinite(root.trace()) else root
 
@@ -161,7 +161,7 @@ def divergence(old: Gaussian, new: Gaussian) -> float:
     # tr(Λ'Σ) = ‖L⁻¹L'‖²
     if is_small(shift):
         root = new.cholesky.numpy()
-        ratio, moved = old.factor.numpy().T @ root, root.T.dot(shift.numpy())  # far away this overflows, in silence
+        ratio, moved = old.factor.numpy().T @ root, root.T.dot(shift.numpy())  # may overflow, silently, for distant q
         return 0.5 * float(spread + np.vdot(ratio, ratio) + np.vdot(moved, moved))
     ratio = torch.linalg.solve_triangular(old.cholesky, new.cholesky, upper=False)
     return 0.5 * float(spread + ratio.square().sum() + (new.cholesky.T @ shift).square().sum())
@@ -206,7 +206,7 @@ def product_seconds(source: RowSource) -> float:
 
 
 def matrix_seconds(source: RowSource) -> float:
-    """Estimate the cost of a pass of the full family, with τ², the curvature and what follows it."""
+    """Estimate the cost of a pass of the full family: τ², the curvature, and the algebra that follows."""
     n, d = source.rows, source.dimension
     return 2.0 * SECONDS_GRAM * n * d * d + 3.0 * SECONDS_SOLVE * d**3
 

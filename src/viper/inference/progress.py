@@ -22,8 +22,8 @@ class Progress:
     """Shows all iterations if `verbose` is True, none if False; with "auto", a line on a terminal after two seconds.
 
     It is called with each `Iteration`. A source with slow passes may also report its blocks to `rows_done`. Every
-    iteration is a task of `tasks`, if given. `rows` is the number of rows of one pass, `passes` the number of passes
-    if that is known.
+    iteration is a task of `tasks`, if given. `rows` is the number of rows in one pass, `passes` the number of passes if
+    known.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Progress:
         self._show()
 
     def expect(self, what: str) -> None:
-        """Show `what` is going on if nothing is reported in the first seconds."""
+        """Show `what` the fit is doing if nothing is reported in the first seconds."""
         if self.verbose == "auto" and sys.stderr.isatty():
             self._waiting = Timer(SILENT_SECONDS, self._draw, [what])
             self._waiting.daemon = True
@@ -121,7 +121,7 @@ class Progress:
 
 
 class StepProgress(Progress):
-    """Shows how many of a number of equal steps are done, on a terminal and after two seconds."""
+    """Shows how many of some equal steps are done, on a terminal and after two seconds."""
 
     def __init__(self, verbose: Any, title: str) -> None:
         super().__init__(verbose)

@@ -1,4 +1,4 @@
-"""Covariances that hold where weights are no counts, or rows belong together: the sandwich.
+"""The sandwich: covariances that are valid if weights are not counts, or rows are not independent.
 
 The mean of q solves Σ_i s_i = S₀⁻¹(μ - m₀) with the scores s_i = c_i (y_i - g_i) a_i. Even if the model is wrong,
 
@@ -6,10 +6,10 @@ The mean of q solves Σ_i s_i = S₀⁻¹(μ - m₀) with the scores s_i = c_i (
 
 where groups are independent of one another: single rows, or all rows of one patient (White 1980; Liang & Zeger 1986;
 Binder 1983 for surveys). If each row counts once and the model is right, the sum estimates Aᵀ diag(h) A, and the
-covariance is that of the posterior. The prior is in it once, so that a direction without data keeps the prior's width.
+covariance is that of the posterior. The prior enters once, so that a direction without data keeps the prior's width.
 
-More than two classes have scores r_i ⊗ a_i with a column of r for each contrast, and levels in order scores (r_i a_i,
-e_i), where e_i are the derivatives in the gaps between thresholds (`RowScores`).
+With more than two classes the scores are r_i ⊗ a_i, with a column of r for each contrast; with ordered levels they are
+(r_i a_i, e_i), where e_i holds the derivatives with respect to the gaps between thresholds (`RowScores`).
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class RowScores:
 
     residual: Tensor  # r, rows × classes
     bread: Tensor
-    own: Tensor | None = None  # e, rows × parameters that are not coefficients
+    own: Tensor | None = None  # e, rows × other parameters than coefficients
 
 
 ScoresOfBlock = Callable[[Block], RowScores]
@@ -60,14 +60,14 @@ def sandwich_factor(precision: Tensor, of_prior: Tensor, meat: Tensor, number: i
     if number < 2:
         raise ValueError(f"robust needs at least two independent groups of rows; got {number}.")
     root = cholesky(precision)
-    inner = cholesky(of_prior + meat * (number / (number - 1.0)))  # the usual allowance for few groups
+    inner = cholesky(of_prior + meat * (number / (number - 1.0)))  # the usual correction for few groups
     if root is None or inner is None:
         raise ValueError("robust needs scores with finite sums; got an overflow or NaN. Standardise the features.")
     return torch.cholesky_solve(inner, root)
 
 
 def scores_of_groups(source: RowSource, groups: Any, of_block: ScoresOfBlock) -> tuple[Tensor, Tensor, int]:
-    """Σ of the rows' parts of Λ, Σ_k u_k u_kᵀ, and the number of groups; without groups every row is one."""
+    """The rows' part of Λ, Σ_k u_k u_kᵀ, and the number of groups; without groups, each row is its own."""
     if groups is None:
         bread, meat, count = source.reduce(partial(sums_of_scores, of_block=of_block))
         return bread, meat, round(float(count))

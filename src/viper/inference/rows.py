@@ -226,7 +226,7 @@ class Sparse:
         return self
 
     def times(self, matrix: Any, vector: Tensor) -> Tensor:
-        """X v, or X² v, with what the column of ones adds."""
+        """X v or X² v, plus the contribution of the column of ones."""
         if not self.intercept:
             return torch.from_numpy(matrix @ vector.numpy())
         return torch.from_numpy(matrix @ vector[:-1].numpy()).add_(vector[-1])
@@ -428,7 +428,7 @@ class JoinedSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """Those of the source that is further away."""
+        """The traits of the source that is farther away."""
         return max((self.first.traits, self.second.traits), key=lambda traits: PLACES.index(traits.where))
 
     def reduce(self, function: RowFunction) -> list[Tensor]:
@@ -468,7 +468,7 @@ def joined_rows(first: RowSource, second: RowSource) -> RowSource:
 
 
 def join_arrays(first: "Arrays", second: "Arrays") -> "Arrays":
-    """The rows of both as dense arrays. Where only one has offsets, those of the other are 0, and weights 1."""
+    """The rows of both as dense arrays. If only one has offsets or weights, those of the other are 0 or 1."""
 
     def together(name: str, missing: float) -> Tensor | None:
         parts = [getattr(rows, name) for rows in (first, second)]
@@ -501,7 +501,7 @@ def add_up(parts: Iterable[list[Tensor]]) -> list[Tensor]:
 
 
 def light_designs(source: RowSource) -> list[Matrix] | None:
-    """Return the blocks of A for products that need only a few digits, sparse or in float32, where that saves time."""
+    """Return the blocks of A for products that need only a few digits: sparse or in float32, if that saves time."""
     if source.traits.where != "memory" or source.device.type != "cpu":
         return None
     if not source.traits.sparse and not SMALLEST_LIGHT <= source.rows * source.dimension <= LARGEST_LIGHT:
@@ -515,7 +515,7 @@ def reported_sum(
     zero: Tensor,
     report: Callable[[int, int], None] | None,
 ) -> Tensor:
-    """`source.reduce(function)[0]`. `report` hears of rows done and of all rows, except while a cluster adds up."""
+    """`source.reduce(function)[0]`. `report` is called with rows done and all rows, except while a cluster adds up."""
     if report is None or source.traits.where == "cluster":
         return source.reduce(function)[0]
     total, done = zero, 0
@@ -539,8 +539,8 @@ BLOCK_ROWS = 16384  # few enough that a block and its features stay in the cache
 LONG_PASS = 1 << 33  # products in a call to the compiled pass, which cannot be interrupted: about a second
 SMALLEST_LIGHT = 1 << 14  # entries (128 kB), below which the cache has room for float64
 LARGEST_LIGHT = 1 << 23  # entries of a copy in float32 (32 MB), so that products read it from the cache
-ENTRIES_OF_THREAD = 1 << 19  # of chosen rows: about half a millisecond
-KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept with everything derived from it
+ENTRIES_OF_THREAD = 1 << 19  # chosen entries that a thread takes: about half a millisecond
+KEPT_ENTRIES = 1 << 19  # entries (4 MB) up to which a single block is kept, with everything derived from it
 
 
 CPU = torch.device("cpu")
@@ -616,7 +616,7 @@ class Arrays(BlockSource):
         return next(self.cut()) if there or small else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields without what is derived from them."""
+        """Return the fields, without cached values derived from them."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def cut(self) -> Iterator[Block]:

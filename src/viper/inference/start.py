@@ -40,15 +40,15 @@ from viper.softplus.quadrature import softplus
 MOST_PASSES = 200
 SHORTEST_SEARCH = 1e-12  # smallest fraction of a step towards the mode that is tried
 MODE_MOVE = 20.0  # nats: from there a Newton step ends within a fraction of a nat; q's mean is about that far off
-MODE_MOVE_OF_COLUMN = 0.2  # and with few columns, so many for each
+MODE_MOVE_OF_COLUMN = 0.2  # nats per column, if that is less
 COARSE_SHARE = 0.1  # moves below this share of a subset's sampling error, about d/2 · n/k nats, are not worth a step
 COARSE_RATIO, FINE_RATIO = 10, 4  # rows of a subset to those of the next smaller one; with fewer than MANY_ENOUGH rows
 LARGEST_SUBSET = 1 << 25  # entries (256 MB)
-ONE_PASS_LEFT = 4e-10  # nats, by d³/k²: what is left is about five times that, and less than is allowed
+ONE_PASS_LEFT = 4e-10  # nats, estimated as d³/k²; about five times as many are left, still fewer than allowed
 ROWS_PER_DIMENSION = 40  # rows below which a subset does not determine the fit
-CLOSE_BY_PRODUCTS = 1e-9  # nats left: the last step is that of the exact formulas
-NEAR_MEAN_FIELD = 1e-3  # nats left, likewise, where the mean field is only the start of the full family
-PASSES_SAVED = 3  # with matrices, by starting there
+CLOSE_BY_PRODUCTS = 1e-9  # nats left by rough formulas; the exact ones take the last step
+NEAR_MEAN_FIELD = 1e-3  # nats left if the mean field is only the start of another family
+PASSES_SAVED = 3  # passes with matrices that starting at the mean field saves
 WIDE_PRIOR = 100.0  # log-odds: the standard deviation of ϑ under the prior
 
 
@@ -86,7 +86,7 @@ def mean_field_helps(problem: Problem) -> bool:
 def from_mean_field(problem: Problem) -> tuple[Gaussian, float]:
     """Return N(μ, S₀⁻¹ + Aᵀ diag(c h) A) with μ and h of the mean field near its optimum.
 
-    With many columns the mode is far from q, as it ignores the variances of the rows; the mean field does not.
+    With many columns the mode is far from q, because it ignores the variances τ²; the mean field does not.
     """
     rough = replace(problem, refine=False, diagonal=True, iterative=True)
     found = climb_mean_field(rough, widest(rough), close=NEAR_MEAN_FIELD)
@@ -105,8 +105,8 @@ def near_mean_field(
 ) -> MeanField:
     """Climb the diagonal family by a rough formula from `q`, or on more and more rows; `climbed` takes the steps.
 
-    Columns that are nearly sums of others take many products. Where these have cost as much as solving d × d systems
-    would, they end.
+    Nearly collinear columns take many products. The climb ends once these have cost as much as solving d × d systems
+    would.
     """
     rough = replace(problem, refine=False)
     passes = 0.0
@@ -132,10 +132,10 @@ def coarse_sizes(problem: Problem) -> list[int]:
     """Return the sizes of the subsets, from the largest to the smallest that determines the fit.
 
     The mode of k of n rows is about d/2 · n/k nats from that of all rows, and its curvature is off by √(d/k), so one
-    step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth, from where two passes end at the optimum; no
-    larger subset is used. All subsets fit in memory, even if the rows do not. On an accelerator, where passes are exact
-    from the first, one is enough if it shrinks what is left, by about 2d/n, to ONE_PASS_LEFT; k is then d√(d/left).
-    That pays for float64 only: in float32 a pass takes less than so large a subset.
+    step with it leaves d²n/2k² nats. For k = 3d√n that is a twentieth of a nat, and two passes reach the optimum; no
+    larger subset is needed. All subsets fit in memory, even if the rows do not. On an accelerator all passes are exact,
+    and each multiplies the distance by about 2d/n. One is enough if that leaves ONE_PASS_LEFT nats, for which
+    k = d√(d/ONE_PASS_LEFT). This pays only in float64: a pass in float32 is cheaper than so large a subset.
     """
     d, rows = problem.source.dimension, problem.source.rows
     least = max(ROWS_PER_DIMENSION * d, problem.source.traits.smallest_sample)
@@ -154,7 +154,7 @@ def coarse_sizes(problem: Problem) -> list[int]:
 
 
 class Mode(NamedTuple):
-    """Laplace's q (mean: the mode; precision: the curvature there), the rows' part of the curvature; passes made."""
+    """Laplace's q (mean: the mode; precision: the curvature there), the rows' part of the curvature, and the passes."""
 
     q: Gaussian
     curvature: Tensor
@@ -215,9 +215,9 @@ def from_tighter_priors(
     """Return q near the optimum under a very wide prior, or None if the prior is not that wide, and the passes made.
 
     Unless the data limit them, ϑ and τ grow with the prior's width, and each step from the mode only multiplies them
-    by some factor. But q relative to the prior hardly changes with that width: the optimum under a narrow prior,
-    widened in proportion, is close to the optimum under one ten times as wide, and so on. `solve` maximises F from
-    a given q and returns the optimum and the number of passes.
+    by some factor. But relative to the prior, q hardly depends on that width: the optimum under a narrow prior,
+    widened in proportion, is close to the optimum under a prior ten times as wide, and so on. `solve` maximises F
+    from a given q and returns the optimum and the number of passes.
     """
     prior = problem.prior
     spread, count = problem.source.reduce(partial(row_spread, factor=prior_factor(prior)))

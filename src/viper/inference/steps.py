@@ -4,9 +4,9 @@ With the sums of sums.py at q = N(μ, Λ⁻¹), the step of length ρ in natural
 
     Λ_ρ = (1-ρ) Λ + ρ (S₀⁻¹ + Aᵀ diag(c h) A),      μ_ρ = μ + ρ Λ_ρ⁻¹ [Aᵀ c(y - g) - S₀⁻¹(μ - m₀)],
 
-which for ρ = 1 is Newton's step in μ. The diagonal family keeps only the diagonal of Λ in q, but solves for the step of
-μ with the whole matrix. The length of a move is the KL divergence from the old q to the new one, in nats, which does
-not depend on the scale of the data.
+which for ρ = 1 is Newton's step in μ. The diagonal family keeps only the diagonal of Λ in q, but uses the whole matrix
+for the step of μ. The length of a move is the KL divergence from the old q to the new one, in nats, which does not
+depend on the scale of the data.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ def full_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussia
 
 @np.errstate(all="ignore")  # an overflow shows up in F
 def small_step(prior: Prior, mean: np.ndarray, total: Sums) -> Gaussian | None:
-    """The same for ρ = 1 and a diagonal S₀ in few dimensions, where NumPy and LAPACK take half of torch's time."""
+    """The full step for ρ = 1, a diagonal S₀ and few dimensions, where NumPy and LAPACK take half of torch's time."""
     inverse, precision = prior.precision.numpy(), total.gram.numpy().copy()
     precision.reshape(-1)[:: len(mean) + 1] += inverse
     root = cholesky_by_lapack(precision)
@@ -59,7 +59,7 @@ def small_step(prior: Prior, mean: np.ndarray, total: Sums) -> Gaussian | None:
 
 
 def diagonal_step(problem: Problem, q: Gaussian, total: Sums, rho: float) -> Gaussian | None:
-    """The step of the diagonal family: variances from the diagonal of the curvature, μ by Newton with all of it."""
+    """The step of the diagonal family: variances from the diagonal of the curvature, μ by Newton's method with all."""
     slope, curvature = gradient(problem, q, total), problem.prior.plus(total.gram)
     diagonal, root = curvature.diagonal(), cholesky(curvature)
     if root is None:  # a truncated bound, far from its optimum

@@ -28,7 +28,7 @@ class Sums:
     gradient: Tensor
     gram: Tensor  # matrix, its diagonal, or empty
     curvature: Callable[[Tensor], Tensor]  # u -> Aᵀ diag(c h) A u, by another pass; c h is kept for rows in memory
-    hessian: Callable[..., Tensor]  # likewise (u, v) -> as `product_with_hessian`; from `designs` if they are given
+    hessian: Callable[..., Tensor]  # (u, v) -> `product_with_hessian`, likewise; uses `designs` if given
 
 
 def sums(
@@ -78,11 +78,10 @@ def row_product(
     at: dict[str, Any],
     seen: list[tuple[Tensor, Tensor]] | None,
 ) -> Callable[..., Tensor]:
-    """Return the sum over blocks of product(design, weigh(block), u, ...). Weights of rows in memory are kept.
+    """Return u, ... -> Σ over blocks of product(design, weigh(block), u, ...). Weights of rows in memory are kept.
 
-    `seen` are ϑ and τ² of all rows, if they are known.
-
-    The function that is returned also takes `designs`, as `light_designs` returns them.
+    `seen` holds ϑ and τ² of all rows, if known. The returned function also takes `designs`, as returned by
+    `light_designs`.
     """
     kept: list[Any] = []
 
@@ -121,7 +120,7 @@ def weighed_product(
     bound: Bound,
     **vectors: Tensor,
 ) -> list[Tensor]:
-    """The same for one block."""
+    """One block's part of `row_product`."""
     return [product(block.design, weigh(block, mean, factor, bound), **vectors)]
 
 

@@ -1,8 +1,8 @@
 """How many threads a pass over rows uses.
 
-The compiled pass has threads of its own, which end with the pass. While they run, the pools of torch and BLAS are
-limited to one thread each, so that they do not compete for the same processors. With more columns than the compiled
-pass takes, BLAS has the threads instead.
+The compiled pass starts its own threads, which end with the pass. While they run, the pools of torch and BLAS are
+limited to one thread each, so that they do not compete for the same processors. With too many columns for the compiled
+pass, BLAS uses the threads instead.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ PASS_THREADS: ContextVar[int] = ContextVar("threads of a compiled pass", default
 def count_threads(n_jobs: int | None) -> int:
     """Return the number of threads that `n_jobs` stands for, as in joblib: -1 means all processors, -2 all but one.
 
-    None means what an enclosing `joblib.parallel_config` says, one inside joblib's workers, and otherwise the number
-    that torch would use: all processors that this process may use, or fewer by OMP_NUM_THREADS, `torch.set_num_threads`
-    or threadpoolctl.
+    None means the number set by an enclosing `joblib.parallel_config`, one inside joblib's workers, and otherwise the
+    number that torch would use: all processors available to this process, or fewer if OMP_NUM_THREADS,
+    `torch.set_num_threads` or threadpoolctl say so.
     """
     if n_jobs is not None:
         return joblib.effective_n_jobs(n_jobs)
@@ -50,9 +50,9 @@ def check_jobs(n_jobs: Any) -> None:
 
 @contextmanager
 def pass_threads(n_jobs: int | None, *, in_blas: bool = False) -> Iterator[None]:
-    """Let passes over rows use `count_threads` threads: those of the compiled pass, or `in_blas` those of BLAS.
+    """Let passes over rows use `count_threads` threads: in the compiled pass, or with `in_blas` in BLAS.
 
-    Everything else uses one.
+    Everything else uses one thread.
     """
     threads = count_threads(n_jobs)
     with few_threads(threads if in_blas else 1):

@@ -88,7 +88,7 @@ def located(number: int) -> Iterator[None]:
 def open_labelled_collection(
     columns: Any, X: Any, y: Any, format: RowFormat, *, sample_weight: Any, offset: Any, classes: Any
 ) -> tuple[np.ndarray, Partitions]:
-    """Return the classes or the names of several labels, and a source of the rows, which stay on the workers.
+    """Return the classes, or the names of several labels, and a source of the rows, which stay on the workers.
 
     `columns` is an estimator that knows its columns.
     """
@@ -141,7 +141,7 @@ def have_weight(parts: list[Arrays]) -> bool:
 
 
 def ones_and_others(y: Any, names: np.ndarray) -> np.ndarray:
-    """Whether a partition has 1, and whether it has 0, in each column; raises if it has something else."""
+    """Whether each column of a partition contains 1, and whether it contains 0; raises for anything else."""
     ones = as_indicators(np.asarray(y), names)
     return np.stack([ones.any(0), (~ones).any(0)])
 
@@ -183,7 +183,7 @@ def aligned(
 ) -> tuple[list[int], list[int], list[Any], dict[str, list[Any]]]:
     """Return numbers, sizes and rows of the nonempty partitions, and the vectors split in the same way.
 
-    Everything is computed once and kept: as futures of the client, or here.
+    Everything is computed once and kept, as futures of the client or in this process.
     """
     given = {"X": X} | {name: one_column(x, name) for name, x in vectors.items()}
     for frames in (False, True):

@@ -1,8 +1,8 @@
 """Run functions on the workers that hold the data: as Dask tasks, or as messages if the delay of tasks would matter.
 
-From call to answer a task takes about 12 ms, because client, scheduler and worker each wait a while to send in batches;
+A task takes about 12 ms from call to answer, because client, scheduler and worker each wait a while to send in batches;
 a message that the scheduler forwards takes 2 to 4 ms and needs no bookkeeping. The call runs on the worker's own
-threads, in turn with its tasks. If the worker is single-threaded and idle, the call runs on its event-loop thread, so
+threads, queued with its tasks. If the worker is single-threaded and idle, the call runs on its event-loop thread, so
 that Dask's 10 ms callbacks do not interrupt it. Lost or moved data are not retried here: the caller falls back to
 tasks, and the scheduler recomputes what is missing.
 """
@@ -23,7 +23,7 @@ FAN_IN = 16  # threads that are called directly; sums that one task of a tree ad
 
 
 def errors_of_loss(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
-    """What is raised when the scheduler or data on a worker are lost, and others."""
+    """Return the errors raised when the scheduler or data on a worker are lost, and the `others`."""
     closed = getattr(sys.modules.get("distributed.client"), "ClosedClientError", CancelledError)
     return CancelledError, OSError, TimeoutError, closed, *others
 
@@ -57,14 +57,14 @@ def run_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence
 
 
 def map_on_workers(client: Any, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """Do the same as tasks; return futures, whose results stay on the workers."""
+    """Do the same in tasks; return futures, whose results stay on the workers."""
     if client is None:
         return run_on_workers(None, function, *columns)
     return client.map(function, *columns, pure=False)
 
 
 def gathered(client: Any, futures: list[Any]) -> list[Any]:
-    """Return the results. The workers then release them, even after an error, when the client would keep them."""
+    """Return the results and let the workers release them, even after an error, when the client would keep them."""
     from distributed import KilledWorker
 
     try:
@@ -81,7 +81,7 @@ def gathered(client: Any, futures: list[Any]) -> list[Any]:
 
 @contextmanager
 def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
-    """Raise one ConnectionError if the scheduler is lost here, or was before, with rows that were persisted on it."""
+    """Raise a single ConnectionError if the scheduler is lost here, or was lost before with rows persisted on it."""
     if "distributed" in sys.modules:
         from distributed import futures_of
 
@@ -91,7 +91,7 @@ def reachable(client: Any, collections: Iterable[Any]) -> Iterator[None]:
     try:
         yield
     except errors_of_loss(RuntimeError) as error:  # older clients that have just closed raise the latter
-        if client is None or type(error) is ConnectionError:  # one of ours already
+        if client is None or type(error) is ConnectionError:  # already one of ours
             raise
         if isinstance(error, RuntimeError) and client.status == "running":
             raise

@@ -48,8 +48,8 @@ EMBEDDED = 90_000  # bytes of a function that travel with each task; Dask would 
 HEAD_ENTRIES = 1 << 14  # entries of the rows that identify a source
 ATTEMPTS = 3  # tries of a pass if the scheduler or data on a worker are lost
 BRIEF_ENTRIES = 1 << 27  # per thread; a pass over more takes a second or so, and the delay of tasks no longer matters
-CARRIED = 1 << 20  # bytes that travel with a message to each worker
-SILENT = 2.0  # seconds without tasks; after more, the scheduler might consider the workers idle and close them
+CARRIED = 1 << 20  # most bytes that travel with a message to each worker
+SILENT = 2.0  # most seconds without tasks; after more, the scheduler might consider the workers idle and close them
 
 
 class Partitions(BlockSource):
@@ -60,7 +60,7 @@ class Partitions(BlockSource):
     them again in every pass, because there are few such passes.
     """
 
-    device = CPU  # where the solver works; the workers have their own
+    device = CPU  # of the solver; workers have their own
     traits = SourceTraits("cluster")  # the rest as for arrays in memory, so that the solver takes the same steps
 
     def __init__(

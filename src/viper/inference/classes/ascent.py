@@ -1,8 +1,8 @@
-"""L-BFGS in the metric of a star, for where the fixed point of the precisions is unstable: separated classes.
+"""L-BFGS in the metric of a star, used if the fixed point of the precisions is unstable, as with separated classes.
 
-Under a wide prior the log-odds of separated classes have sds so large that a curvature changes with them faster than
-its precision follows, and steps that hold the one fixed to solve for the other overshoot. With w_k = μ_k + F_k z the
-likelihood is concave in (μ, F), and its gradient needs nothing but the same sums:
+Under a wide prior the log-odds of separated classes have such large sds that curvatures change faster than precisions
+follow, and steps that hold one of them fixed to solve for the other overshoot. With w_k = μ_k + F_k z the likelihood is
+concave in (μ, F), and its gradient needs only the same sums:
 
     μ_k = μ⁰_k + F⁰_k a_k,  F_k = F⁰_k T_k,  T_k upper triangular with diagonal e^{t_k};
     ∂F/∂a_k = F⁰_kᵀ ∂F/∂μ_k,  ∂F/∂T_k = -F⁰_kᵀ R_k F_k,  R_k = A_k - (P_k - P_k M⁻¹ P_k).
@@ -20,9 +20,9 @@ from viper.inference.classes.problem import ClassProblem, Evaluated
 from viper.inference.classes.star import Star, centred_classes, diagonals, star_from, tied
 
 ASCENT_STEPS, ASCENT_MEMORY = 300, 30
-MOST_DIGITS_LOST = 1e9  # P_jj (P⁻¹)_jj of a class: beyond, rounding in P is larger than what is left to gain
-LARGEST_CHANGE = 1.5  # of the logarithm of a conditional sd
-LEAST_SLOPE = 0.01  # of F in coordinates in which its curvature is about one, times √nats that may be left
+MOST_DIGITS_LOST = 1e9  # P_jj (P⁻¹)_jj of a class; with more, rounding in P exceeds what is left to gain
+LARGEST_CHANGE = 1.5  # largest change in the logarithm of a conditional sd
+LEAST_SLOPE = 0.01  # slope at which a climb ends, over √(nats that may be left); the curvature of F is about one
 
 
 class StarCoordinates:
@@ -39,7 +39,7 @@ class StarCoordinates:
         return self.classes * (2 * self.size + above)
 
     def bounds(self) -> np.ndarray:
-        """Limits on every coordinate. A long step could otherwise leave a class without variance, where F is flat."""
+        """Lower and upper limits of the coordinates, so that no long step ends on a plateau where variances vanish."""
         ends = np.full((2, self.length), np.inf)
         means = self.classes * self.size
         ends[:, means : 2 * means] = LARGEST_CHANGE
@@ -53,7 +53,7 @@ class StarCoordinates:
         return ((self.factor.mT if transposed else self.factor) @ vectors[..., None])[..., 0]
 
     def split(self, x: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """The coordinates of means, diagonals and entries above them, for each class."""
+        """Split x into means, diagonals, and entries above them, for each class."""
         mean, log_diagonal, above = (
             torch.from_numpy(x).to(self.factor).tensor_split([self.classes * self.size, 2 * self.classes * self.size])
         )
@@ -94,7 +94,7 @@ def climb_star(
     evaluate: Callable[[Star], Evaluated],
     seen: Callable[[Star, Evaluated], None],
 ) -> None:
-    """Climb from q to within `enough` nats of a maximum of F. `seen` is called with each higher star on the way."""
+    """Climb from q until `enough` nats are left, and call `seen` with each star that is better than all before it."""
     coordinates, best = StarCoordinates(q), -np.inf
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:

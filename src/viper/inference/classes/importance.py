@@ -1,4 +1,4 @@
-"""Importance weights of the star's draws: log p(y|β) + log p(β) - log q(β), densities of the contrasts."""
+"""Importance weights of the star's draws: log p(y|β) + log p(β) - log q(β), with densities of the contrasts."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class ClassWeighedFit(NamedTuple):
 
 
 def class_log_likelihood(source: RowSource, draws: Tensor, report: Callable[[int, int], None] | None) -> Tensor:
-    """Σ_i c_i log softmax_{y_i}(f_i) for each draw. `report` hears of rows done, and of all rows."""
+    """Σ_i c_i log softmax_{y_i}(f_i) for each draw. `report` is called with rows done and all rows."""
     function = partial(block_class_log_likelihood, draws=draws)
     return reported_sum(source, function, torch.zeros_like(draws[:, 0, 0]), report)
 
@@ -57,7 +57,7 @@ def block_class_log_likelihood(block: Block, draws: Tensor) -> list[Tensor]:
 
 
 def log_sum(f: Tensor, residual: Tensor | None) -> Tensor:
-    """log Σ_k e^{f_k} of logits (rows, draws, K), or its mean where each row has a residual variance given the draw."""
+    """log Σ_k e^{f_k} of logits (rows, draws, K), or its mean over residual noise in f if rows have such a variance."""
     if residual is None:
         return torch.logsumexp(f, 2)
     spread = residual.reshape(len(f), 1, -1).expand_as(f)

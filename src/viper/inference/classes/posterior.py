@@ -1,4 +1,4 @@
-"""The posterior of K classes as a value: moments of centred coefficients and of contrasts, draws, and new rows.
+"""The posterior of K classes as a value: moments of centred coefficients and contrasts, draws, and predictions.
 
 Only contrasts of w_1, ..., w_K are known. They are reported as β_k = w_k - w̄, which sum to zero over classes:
 
@@ -20,13 +20,13 @@ LOG_TAU = math.log(2.0 * math.pi)
 
 
 class StarPosterior:
-    """What both families have in common. Coefficients are (K, d), classes first."""
+    """What the full and the diagonal family have in common. Coefficients are (K, d), classes first."""
 
     means: Tensor
 
     @property
     def factor(self) -> Tensor:
-        """As `Star.factor`."""
+        """See `Star.factor`."""
         raise NotImplementedError
 
     @property
@@ -90,7 +90,7 @@ class StarPosterior:
         return star_log_density(StarPrior(self.means, self.star.precision), draws)
 
     def as_prior(self, forget: float = 1.0) -> Star:
-        """Return it as a prior for the next rows, with its precision multiplied by `forget`."""
+        """Return the posterior as a prior for the next rows, with its precision multiplied by `forget`."""
         return Star(self.means, forget * self.star.precision)
 
     def expected_log_likelihoods(self, block: Block) -> Tensor:
@@ -99,7 +99,7 @@ class StarPosterior:
         return theta.gather(1, block.label.long()[:, None])[:, 0] - EXACT_CLASSES(theta, tau2)[0]
 
     def correct(self, block: Block) -> Tensor:
-        """Whether the most probable class is that of the row."""
+        """Whether the most probable class of each row is its own."""
         return EXACT_CLASSES(*self.latent(block))[1].argmax(1) == block.label.long()
 
 
@@ -150,7 +150,7 @@ def posterior_of_star(q: Star) -> FullStar | DiagonalStar:
 
 
 def star_log_density(star: StarPrior, draws: Tensor) -> Tensor:
-    """log density of the contrasts of draws (s, K, d), as of the differences w_k - w_K, k < K."""
+    """log density of the contrasts of draws (s, K, d), in terms of the differences w_k - w_K, k < K."""
     K, d = star.mean.shape
     shift = draws - star.mean
     distance = (shift * star.times(shift)).sum((-2, -1))

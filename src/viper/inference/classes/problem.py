@@ -35,22 +35,23 @@ from viper.inference.memory import machine_memory
 from viper.inference.problem import LARGEST_SOLVED, Prior
 from viper.inference.rows import Gram, RowSource, add_up
 
-FEWEST_PRODUCTS, MOST_PRODUCTS_OF_MATRIX = 10, 50  # with the Hessian; a matrix that costs more is never made
-COPY_SHARE = 0.1  # of the machine's memory, for X in float32
-HESSIAN_ENTRIES = 1 << 23  # of the rows of a source outside this process whose Hessian stands for that of all rows
+# Products with the Hessian before a matrix replaces them; a matrix that costs more than 50 products is never computed.
+FEWEST_PRODUCTS, MOST_PRODUCTS_OF_MATRIX = 10, 50
+COPY_SHARE = 0.1  # share of the machine's memory that X in float32 may take
+HESSIAN_ENTRIES = 1 << 23  # entries of the rows sampled from a source elsewhere, to estimate the Hessian of all rows
 
 
 class Evaluated(NamedTuple):
-    """F at a star, and what a step from there needs."""
+    """F at a star, with the sums and Hessians for a step from there."""
 
     objective: float
     sums: ClassSums
-    hessians: list[RowHessian] | None  # of `ClassProblem.near`, if the pass left them
+    hessians: list[RowHessian] | None  # of the rows `ClassProblem.near`, if the pass computed them
 
 
 @dataclass(frozen=True)
 class ClassProblem:
-    """Rows with K classes and a prior: a Gaussian for each class, its means perhaps (K, d), or a star."""
+    """Rows with K classes and a prior: a Gaussian for each class, with common or (K, d) means, or a star."""
 
     source: RowSource
     classes: int
@@ -65,12 +66,12 @@ class ClassProblem:
 
     @cached_property
     def here(self) -> bool:
-        """Whether the rows are in this process, so that values computed for each row can be kept."""
+        """Whether the rows are in this process, so that numbers can be kept for each row."""
         return self.source.traits.where == "memory" and self.source.device.type == "cpu"
 
     @cached_property
     def near(self) -> tuple[RowSource, float]:
-        """The rows used for products with the Hessian (all, or a sample), and what their sums are multiplied by."""
+        """The rows for products with the Hessian, all or a sample, and the factor by which their sums are scaled up."""
         if self.source.traits.where == "memory":
             return self.source, self.scale
         rows, most = self.source.rows, HESSIAN_ENTRIES // self.source.dimension
@@ -78,7 +79,7 @@ class ClassProblem:
         return near.in_memory(), self.scale * rows / near.rows
 
     def in_float32(self) -> "ClassProblem":
-        """The same problem with X in float32, if large matrix products dominate a pass; otherwise itself."""
+        """Return the problem with X in float32 if products of large matrices dominate a pass; otherwise unchanged."""
         rows, d = self.source.rows, self.source.dimension
         fits = self.here and 4 * rows * d <= COPY_SHARE * machine_memory()
         if d <= MOST_COMPILED or self.diagonal or self.source.traits.sparse or not fits:
@@ -89,7 +90,7 @@ class ClassProblem:
         return replace(self, source=replace(arrays, features=X, dtype=torch.float32))
 
     def given_variances(self, q: Star) -> "ClassProblem":
-        """The same problem with τ² fixed at that of q, so that only the means remain to be chosen."""
+        """Return the problem with each row's τ² fixed at its value under q, so that only the means are unknown."""
         parts = self.source.map(partial(class_predictors, mean=q.mean, factor=q.factor))
         tau2: list[Any] = [part[1] for part in parts]
         return replace(self, source=replace(self.source.in_memory(), residual=torch.cat(tau2)))
@@ -97,7 +98,7 @@ class ClassProblem:
     def total(
         self, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram, shared: bool = False
     ) -> tuple[ClassSums, list[RowHessian] | None]:
-        """The sums over rows at a star, and the rows' Hessians if they are at hand."""
+        """The sums over rows at a star, and for rows in this process their Hessians."""
         at: Any = {"mean": mean, "factor": factor, "moments": moments, "gram": gram, "shared": shared}
         if self.here:
             parts = list(self.source.map(partial(class_rows, **at)))
@@ -117,12 +118,12 @@ class ClassProblem:
         return ("diagonal" if self.diagonal else "full") if gram else "none"
 
     def log_joint(self, mean: Tensor, gram: bool, moments: ClassFormula = softmax_classes) -> Evaluated:
-        """log p(y | μ) + log p(μ), up to a constant; with other `moments`, E log p(y | f) for the τ² of the rows."""
+        """log p(y | μ) + log p(μ), up to a constant; other `moments` give E log p(y | f) with the τ² of the rows."""
         sums, hessians = self.total(mean, None, moments, self.kind(gram), True)
         return Evaluated(sums.value - 0.5 * self.contrasts.distance(mean), sums, hessians)
 
     def hessians(self, mean: Tensor, factor: Tensor | None, moments: ClassFormula) -> list[RowHessian]:
-        """Those of the rows `near`."""
+        """The Hessians of the rows `near`."""
         at: Any = {"mean": mean, "factor": factor, "moments": moments}
         return list(self.near[0].map(partial(row_hessians, **at)))
 
@@ -133,7 +134,7 @@ class ClassProblem:
 
     @property
     def products_before_matrix(self) -> int | None:
-        """How many products with the Hessian cost as much as `shared_metric`, or None where one is not worth it."""
+        """How many products with the Hessian cost as much as `shared_metric`, or None if that does not pay."""
         rows, d = self.source.rows, self.source.dimension
         price = d * (1.0 + d / (3.0 * rows)) / (8.0 * self.classes)
         small = d <= LARGEST_SOLVED and not self.source.traits.sparse
@@ -141,18 +142,18 @@ class ClassProblem:
         return max(math.ceil(price), FEWEST_PRODUCTS) if worth else None
 
     def shared_metric(self, hessians: list[RowHessian]) -> Star | None:
-        """A star with one precision for all classes, the mean of the Hessian's blocks."""
+        """A star with one precision for all classes: the mean of the Hessian's diagonal blocks."""
         rows, scale = self.near
         gram, own = scale * shared_hessian(rows, hessians), self.contrasts.curvature(True).mean(0)
         return star_from(torch.zeros_like(self.contrasts.mean), (gram.to(own) + own.diag())[None])
 
     def precisions(self, gram: Tensor, start: Tensor) -> Tensor:
-        """Solve for the P_k that match the curvatures G_k, starting from `start`; for a single P, their sum."""
+        """The optimal P_k for curvatures G_k, iterated from `start`; for their sum, a single precision."""
         target = self.target(gram)
         return target / (self.classes - 1) if len(gram) == 1 else solve_precisions(target, start)
 
     def target(self, gram: Tensor) -> Tensor:
-        """A_k, the prior's curvature + G_k, or the sum over classes."""
+        """A_k, the curvature of the prior plus G_k, or its sum over classes."""
         own = self.contrasts.curvature(self.diagonal)
         if len(gram) == 1:
             own = own.sum(0, keepdim=True) * (self.classes // len(own))

@@ -1,10 +1,10 @@
 """The solver of K classes: Newton steps for the means by conjugate gradients, a fixed point for the precisions.
 
-It starts at the mode, where a pass needs no integral: that of a sample, if there are many rows, otherwise of all rows
-and from there at the optimum with one precision for all classes, where a pass needs one matrix. Each pass proposes P
-from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each row. Anderson's mixture
-of the last proposals is tried first; a step is halved until F does not decrease. All passes but the last ones use rough
-integrals.
+It starts at the mode, whose passes need no integrals. With many rows, this is the mode of a sample; otherwise it is the
+mode of all rows, followed by the optimum with one precision for all classes, whose passes need only one matrix. Then
+each pass proposes P from the curvatures (star.py), and μ by a Newton step with the Hessian s (diag g - g gᵀ) of each
+row. Anderson's mixture of the last proposals is tried first; a step is halved until F does not decrease. All but the
+last passes use rough integrals.
 """
 
 import math
@@ -33,35 +33,36 @@ from viper.inference.classes.sums import (
 from viper.inference.newton import Iteration
 
 NATS_LEFT = 1e-8  # allowed distance to the optimum, in nats
-NATS_LEFT_DIAGONAL = 1e-14  # where steps are cheap
-GAIN_ROUNDING = 1e-15  # nats for each coefficient, to which the gain of a step is known
-COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats, where coarse and rough integrals end
-DIRECT_LEFT = 1e-5  # nats left by coarse integrals from where exact ones need no rough ones before them
-SHARED_LEFT = 3.0  # nats, where a shared precision ends
-MODE_LEFT = 1.0  # nats, where the search for the mode ends
-SAMPLE_LEFT = 5.0  # the same on a sample, for each row that one of its rows stands for
+NATS_LEFT_DIAGONAL = 1e-14  # likewise in the diagonal family, whose steps are cheap
+GAIN_ROUNDING = 1e-15  # nats per coefficient: rounding error of the gain of a step
+COARSE_LEFT, ROUGH_LEFT = 1e-2, 1e-6  # nats at which the stages with coarse and rough integrals end
+DIRECT_LEFT = 1e-5  # nats: if coarse integrals leave no more, the rough stage is skipped
+SHARED_LEFT = 3.0  # nats at which the stage with a shared precision ends
+MODE_LEFT = 1.0  # nats at which the search for the mode ends
+SAMPLE_LEFT = 5.0  # likewise on a sample, times the rows that each of its rows stands for
 MODE_PASSES = 200
-MOST_MEAN_STEPS, MEAN_SHARES = 6, (1.0, 0.5, 0.25, 0.125)  # for given precisions, and shares of one that are tried
-MEANS_LEFT = 0.01  # of the last move, which is left to the means
+MOST_MEAN_STEPS, MEAN_SHARES = 6, (1.0, 0.5, 0.25, 0.125)  # steps for given precisions, and the shares of one to try
+MEANS_LEFT = 0.01  # share of the last move, in nats, at which the search for the best means ends
 FORCING, MODE_FORCING = 0.05, 0.2  # conjugate gradients end at this share of the gradient, in the metric of the star
 MOST_PRODUCTS = 200
 REMEMBERED = 15  # proposals in a mixture
-MIXED_BELOW = 30.0  # nats: proposals are mixed once they are closer than that
+MIXED_BELOW = 30.0  # nats: proposals are mixed once moves are shorter than this
 LEAST_STEP = 1e-8
-MOST_STEPS, MOST_CLIMBS = 25, 6  # of one stage, after which L-BFGS takes over; and how often that begins anew
-HEAVY = 10.0  # mean weight of rows from which all integrals are exact
-SHORT_STEP, MOST_SHORT = 1e-2, 5  # after so many steps so short, L-BFGS takes over
-LEAST_RATE, LAST_MOVES = 0.05, 1e3  # the least rate that is believed; how many times what may be left a last step moves
-GROWTH = 1.5  # of the share of a step that is tried, after it was right
-FIRST_RATE = 0.5  # by which a step shrinks the next move, before the first has measured it
+MOST_STEPS, MOST_CLIMBS = 25, 6  # steps in a stage before L-BFGS takes over, and how often that is restarted
+HEAVY = 10.0  # mean weight of a row above which all integrals are exact
+SHORT_STEP, MOST_SHORT = 1e-2, 5  # L-BFGS takes over after so many steps shorter than this share
+LEAST_RATE = 0.05  # smaller rates of convergence are not trusted
+LAST_MOVES = 1e3  # longest last move, relative to the nats that may be left
+GROWTH = 1.5  # factor by which the share of a step grows after a success
+FIRST_RATE = 0.5  # assumed ratio of successive moves, before two have been made
 SLOWEST_SHARE = 0.03  # smaller shares of a residual are not trusted, because the map is not linear
 ROWS_PER_COEFFICIENT = 20  # rows of a sample per coefficient of all classes
-FEWEST_SAVED = 4  # times as many rows make a sample worth its while
+FEWEST_SAVED = 4  # a sample is used if there are at least so many times as many rows
 
 
 @dataclass
 class StarResult:
-    """Where the solver stopped, and how it got there."""
+    """Where the solver stopped: q and the objective there, with the history of its steps."""
 
     q: Star
     objective: float
@@ -113,7 +114,8 @@ def newton_step(
 ) -> Tensor:
     """Solve (Aᵀ H A + D⁻¹) x = g by conjugate gradients, preconditioned by the star's covariance.
 
-    If that takes more products than a matrix would cost, as it may with variances alone, the matrix takes its place.
+    If that takes more products than a matrix costs, as it may in the diagonal family, the matrix replaces the star as
+    the preconditioner.
     """
     times, most = partial(problem.hessian_times, hessians), problem.products_before_matrix
     x, left = solve_by_products(times, gradient, gradient, metric, share, most or MOST_PRODUCTS)
@@ -126,7 +128,7 @@ def newton_step(
 def solve_by_products(
     times: Callable[[Tensor], Tensor], residual: Tensor, gradient: Tensor, metric: Star, share: float, most: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Solve up to `share` of the gradient. Return the solution, and what is left if `most` products did not suffice."""
+    """Solve for `residual`, up to `share` of the gradient; also return the rest if `most` products do not suffice."""
     x, z = torch.zeros_like(residual), metric.solve(residual)
     direction, size = z, float((residual * z).sum())
     enough = share * share * float((gradient * metric.solve(gradient)).sum())
@@ -143,7 +145,7 @@ def solve_by_products(
 
 
 class ModeFound(NamedTuple):
-    """The mode, Laplace's precision there, shared by all classes, and the passes made."""
+    """The mode with Laplace's precision there, shared by all classes, and the passes made."""
 
     q: Star
     passes: float
@@ -151,7 +153,7 @@ class ModeFound(NamedTuple):
 
 
 def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeFound:
-    """Newton steps from `mean` until one gains less than `enough` nats, which is the last."""
+    """Newton steps from `mean`, up to and including the first that gains less than `enough` nats."""
     at, passes = problem.log_joint(mean, gram=True), 1.0
     precision = at.sums.gram
     while True:
@@ -177,7 +179,7 @@ def find_class_mode(problem: ClassProblem, mean: Tensor, enough: float) -> ModeF
 def with_best_means(problem: ClassProblem, q: Star, moments: Integral, enough: float) -> tuple[Star, Evaluated]:
     """The star with the precisions of q and the best means for them, and F there.
 
-    The rows' variances stay as they are, so that Newton steps need no products with matrices as large as P.
+    The variances τ² of the rows do not change, so Newton steps need no products with matrices as large as P.
     """
     given, mean = problem.given_variances(q), q.mean
     at = given.log_joint(mean, False, moments)
@@ -211,7 +213,7 @@ class Proposal(NamedTuple):
 
 
 class StarRun:
-    """One fit: where it is, what it remembers, and how fast its moves shrink."""
+    """The state of one fit: the current star, past proposals, and how fast moves shrink."""
 
     def __init__(
         self,
@@ -221,14 +223,14 @@ class StarRun:
         report: Callable[[Iteration], None] | None,
         light: ClassProblem | None = None,
     ) -> None:
-        self.whole, self.light = problem, light or problem  # the latter for all but exact integrals
+        self.whole, self.light = problem, light or problem  # light: for all but exact integrals
         self.problem, self.tol, self.max_iter, self.report = self.light, tol, max_iter, report
         self.began, self.passes, self.gain = time.perf_counter(), 0.0, 0.0
         self.heavy = False  # whether rows count so often that rough integrals would hide what a step gains
-        self.rho = 1.0  # the share of a step that F allows
-        self.short = 0  # how often that was very little
+        self.rho = 1.0  # share of a step that is tried first
+        self.short = 0  # number of very short steps
         self.stuck = False  # whether steps gain too little, or nothing
-        self.left = math.inf  # nats, as expected after the last step
+        self.left = math.inf  # nats expected to be left after the last step
         self.history: list[Iteration] = []
         self.converged, self.status = False, "max_iter reached"
         self.q: Star
@@ -236,7 +238,7 @@ class StarRun:
         self.moments: Integral
 
     def fit(self, q: Star | None, generator: np.random.Generator) -> StarResult:
-        """All stages, from q if it is given."""
+        """Run all stages, from q if given."""
         stages = STAGES[1:] if self.wide or q is not None else STAGES  # coarse integrals would lead away from near q
         if q is None:
             q = self.first_star(generator)
@@ -252,7 +254,7 @@ class StarRun:
         return self.result()
 
     def first_star(self, generator: np.random.Generator) -> Star:
-        """A star to start from: at the mode of a sample if there are many rows, or the best with one precision."""
+        """The star to start from: at the mode of a sample if there are many rows, otherwise as in `from_mode`."""
         problem, rows = self.problem, self.problem.source.rows
         k = ROWS_PER_COEFFICIENT * (problem.classes - 1) * problem.source.dimension
         k = max(k, problem.source.traits.smallest_sample)
@@ -262,11 +264,11 @@ class StarRun:
 
     @property
     def wide(self) -> bool:
-        """Whether products with P take longest, so that passes should be few and rough integrals save nothing."""
+        """Whether products with P dominate, so that passes should be few and rough integrals save nothing."""
         return self.light is not self.whole
 
     def from_mode(self) -> Star:
-        """The optimum with one precision for all classes, from the mode."""
+        """The optimum with one precision for all classes, reached from the mode."""
         q = self.mode_of(self.problem)
         self.start(q, EXACT_CLASSES if self.heavy else ROUGH_CLASSES if self.wide else COARSE_CLASSES)
         self.iterate(SHARED_LEFT)
@@ -281,7 +283,7 @@ class StarRun:
         return found.q
 
     def start(self, q: Star, moments: Integral) -> None:
-        """Begin at q, with integrals of another tolerance."""
+        """Start a stage at q, with these integrals."""
         same = hasattr(self, "q") and self.q.precision.shape == q.precision.shape
         if not same:
             self.mixing, self.last, self.share = ChangeMixing(REMEMBERED), math.inf, 1.0
@@ -291,7 +293,7 @@ class StarRun:
         self.move_to(*self.arrive(q))
 
     def arrive(self, q: Star) -> tuple[Star, Evaluated]:
-        """F at q, or, in a wide problem, at the best means for its precisions."""
+        """q and F there; in a wide problem, q with the best means for its precisions."""
         if not self.wide:
             return q, self.evaluate(q)
         self.passes += 1.0
@@ -311,7 +313,7 @@ class StarRun:
         return self.moments is EXACT_CLASSES
 
     def iterate(self, left: float | None) -> None:
-        """Steps until less than `left` nats remain."""
+        """Take steps until less than `left` nats are left."""
         self.stuck = False
         for _ in range(min(self.max_iter, MOST_STEPS)):
             enough = self.enough() if left is None else left
@@ -332,7 +334,7 @@ class StarRun:
         self.stuck = self.max_iter > MOST_STEPS
 
     def climb(self) -> None:
-        """L-BFGS instead of steps, until a step would end the fit."""
+        """Climb by L-BFGS instead of steps, until a step would end the fit."""
         enough = max(self.enough(), NATS_LEFT)
         for _ in range(MOST_CLIMBS):
             self.start(self.q, EXACT_CLASSES)
@@ -352,7 +354,7 @@ class StarRun:
         self.record(1.0, gain)
 
     def propose(self) -> Proposal:
-        """The P_k of the present curvatures, and a Newton step for the means."""
+        """Propose the P_k of the current curvatures, and a Newton step for the means."""
         q, at = self.q, self.at
         precision = self.problem.precisions(at.sums.gram, q.precision)
         metric = star_from(q.mean, precision)
@@ -365,8 +367,10 @@ class StarRun:
         return Proposal(new.mean, precision, residual, sum(map(abs, self.gains_at(new))))
 
     def gains_at(self, new: Star) -> tuple[float, float]:
-        """F(new) - F(q) to second order for a step to the optimum: half of what the gradient says about the means,
-        and what the curvatures say about the precisions. Directions in which F is flat count for nothing.
+        """F(new) - F(q) to second order for a step to the optimum, by the means and by the precisions.
+
+        The first is half of the gradient's linear prediction, the second follows from the curvatures. Directions in
+        which F is flat contribute nothing.
         """
         sums = self.at.sums
         target = self.problem.target(sums.gram)
@@ -375,7 +379,7 @@ class StarRun:
         return by_mean, 0.5 * (before - after)
 
     def step(self, new: Proposal, weights: list[float], share: float) -> bool:
-        """Move to the mixture, or towards the proposal as far as F increases. Return whether it moved."""
+        """Move to the mixture, or towards the proposal as far as F increases. Return whether to go on stepping."""
         if len(weights) > 1 and self.accept(self.mixed(weights, self.rho), self.rho, new.move):
             self.last, self.share = new.move, share
             self.rho = min(1.0, GROWTH * self.rho)
@@ -407,7 +411,7 @@ class StarRun:
         return True
 
     def record(self, rho: float, move: float) -> None:
-        """Add where the run is to its history."""
+        """Add the current state to the history."""
         elapsed = time.perf_counter() - self.began
         iteration = Iteration(self.problem.source.rows, not self.exact, self.at.objective, rho, move, elapsed)
         self.history.append(iteration)
@@ -427,7 +431,7 @@ class StarRun:
         return max(NATS_LEFT_DIAGONAL, known) if self.problem.diagonal else NATS_LEFT
 
     def nearly_there(self, move: float, share: float, enough: float) -> bool:
-        """Return whether this step is the last: moves keep shrinking at their rate, and distances add up like √move."""
+        """Whether this step is the last, if moves keep shrinking at their rate and distances add up like √move."""
         rate = FIRST_RATE if math.isinf(self.last) else move / max(self.last * self.share, 1e-300)
         self.left = math.inf
         if not rate < 1.0:
@@ -461,7 +465,7 @@ class StarRun:
 
 
 def star_whitened(q: Star, shift: Tensor, change: Tensor) -> Tensor:
-    """(√½ F_kᵀ ΔP_k F_k, L_kᵀ Δμ_k) of all classes, as one vector: half its square is about a KL divergence."""
+    """(√½ F_kᵀ ΔP_k F_k, L_kᵀ Δμ_k) of all classes, as one vector; half its square is about the KL divergence."""
     share = math.sqrt(0.5 * q.copies)
     if q.diagonal:
         parts = share * change * q.factor, shift * q.cholesky

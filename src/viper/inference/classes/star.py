@@ -8,7 +8,7 @@ classes and d coefficients each,
            + (K-1) log|D| + Σ_k log|P_k| - log|M| + d log K,
 
 and the precisions that maximise -KL - ½ Σ_k tr(G_k P_k⁻¹) satisfy P_k - P_k M⁻¹ P_k = A_k, A_k = (1 - 1/K) D⁻¹ + G_k.
-Another star may be the prior, with its own precision for each class: that is how rows are added to a posterior.
+The prior may itself be a star, with its own precision for each class: this is how rows are added to a posterior.
 For two classes w_1 - w_2 is Gaussian with any mean and covariance, and its prior is N(m_1 - m_2, 2D).
 """
 
@@ -25,16 +25,16 @@ from viper.inference.anderson import LARGEST_WEIGHTS, weighted_sum, weights_from
 from viper.inference.problem import Prior
 
 INNER_STEPS = 200
-INNER_SHARE = 3e-3  # of the first change: with less, two classes that share most of a precision settle slowly
-INNER_ERROR = 1e-13  # relative change that is rounding
-INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random vectors through which they are seen
+INNER_SHARE = 3e-3  # share of its first change at which the iteration for P ends; a larger one slows the outer steps
+INNER_ERROR = 1e-13  # relative changes this small are rounding
+INNER_MEMORY, INNER_PROBES = 5, 2  # changes in a mixture, and random directions along which they are measured
 
 
 @dataclass(frozen=True)
 class Star:
     """Means μ (K, d), centred over classes, and precisions P (K, d, d), or (K, d) in the diagonal family.
 
-    A single precision, (1, d, d) or (1, d), is that of every class.
+    A single precision, (1, d, d) or (1, d), is shared by all classes.
     """
 
     mean: Tensor
@@ -46,16 +46,16 @@ class Star:
 
     @property
     def copies(self) -> int:
-        """How many classes share a precision: 1, or all."""
+        """How many classes share a precision: 1, or all of them."""
         return len(self.mean) // len(self.precision)
 
     def of_each_class(self) -> "Star":
-        """The same with a precision for each class."""
+        """Return the same star with a precision for each class."""
         K = len(self.mean)
         return Star(self.mean, self.precision.expand(K, *self.precision.shape[1:]).contiguous())
 
     def with_mean(self, mean: Tensor) -> "Star":
-        """The same with other means, and what is known of the precisions."""
+        """Return a star with other means, keeping the precisions and what has been computed from them."""
         new = Star(mean, self.precision)
         new.__dict__.update({name: x for name, x in self.__dict__.items() if name != "mean"})
         return new
@@ -93,12 +93,12 @@ class Star:
 
 
 def centred_classes(x: Tensor) -> Tensor:
-    """Less its mean over classes."""
+    """Subtract the mean over classes."""
     return x - x.mean(0)
 
 
 def diagonals(matrices: Tensor) -> Tensor:
-    """Those of (K, d, d)."""
+    """The diagonals (K, d) of matrices (K, d, d)."""
     return matrices.diagonal(dim1=-2, dim2=-1)
 
 
@@ -128,7 +128,7 @@ def star_from(mean: Tensor, precision: Tensor) -> Star | None:
 
 @dataclass(frozen=True)
 class StarPrior:
-    """The prior of the contrasts: that of w_k ~ N(m_k, Q_k⁻¹). A single Q, (1, d) or (1, d, d), is that of every class.
+    """The prior of the contrasts of w_k ~ N(m_k, Q_k⁻¹). A single Q, (1, d) or (1, d, d), is shared by all classes.
 
     Its curvature in w_k is Q_k - Q_k (Σ Q_j)⁻¹ Q_k, which is (1 - 1/K) D⁻¹ if all classes have Q = D⁻¹.
     """
@@ -154,7 +154,7 @@ class StarPrior:
         return own - times_own(Q, common[..., None, :].expand_as(own))
 
     def curvature(self, diagonal: bool) -> Tensor:
-        """Its curvature in each w_k, or in a single one that stands for all; their diagonals in the diagonal family."""
+        """Its curvature in each w_k, or a single one that is the same for all; diagonals in the diagonal family."""
         Q = self.precision
         found = (1.0 - 1.0 / self.classes) * Q if len(Q) == 1 else Q - tied(Q)
         if diagonal:
@@ -162,7 +162,7 @@ class StarPrior:
         return torch.diag_embed(found) if found.ndim == 2 else found
 
     def distance(self, mean: Tensor) -> float:
-        """(w - m)ᵀ times that precision times (w - m)."""
+        """(w - m)ᵀ Q (w - m), with Q the precision of the contrasts."""
         shift = mean - self.mean
         return float((shift * self.times(shift)).sum())
 
@@ -202,7 +202,7 @@ def tied(precision: Tensor) -> Tensor:
 def solve_precisions(target: Tensor, start: Tensor, share: float = INNER_SHARE) -> Tensor:
     """P_k with P_k - P_k M⁻¹ P_k = A_k, by iterating P_k = A_k + P_k M⁻¹ P_k from `start`, with Anderson's mixtures.
 
-    Where two classes share most of a direction's precision, plain iterations hardly move what each of them has.
+    If two classes have most of the precision in a direction, plain iterations hardly change how they share it.
     """
     scale = (target if target.ndim == 2 else diagonals(target)).rsqrt()
     signs = np.random.default_rng(0).integers(0, 2, (target.shape[-1], INNER_PROBES)) * 2.0 - 1.0
@@ -229,13 +229,13 @@ def solve_precisions(target: Tensor, start: Tensor, share: float = INNER_SHARE) 
 
 
 class ChangeMixing:
-    """Anderson's mixture: the last proposals, weighed so that their residuals cancel."""
+    """Anderson's mixture: the last proposals, weighted so that their residuals cancel."""
 
     def __init__(self, memory: int) -> None:
         self.past: deque[tuple[Tensor, tuple[Tensor, ...]]] = deque(maxlen=memory + 1)
 
     def weights(self, residual: Tensor, proposal: tuple[Tensor, ...]) -> list[float]:
-        """Remember a proposal and return the weights of all that are remembered, the last one first."""
+        """Remember a proposal and return the weights of all that are remembered, latest first."""
         older = [other for other, _ in self.past]
         self.past.append((residual, proposal))
         plain = [1.0] + [0.0] * len(self.past)

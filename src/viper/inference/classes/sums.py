@@ -17,14 +17,14 @@ from viper.inference.rows import LEAST_TRIANGULAR, Block, Gram, Matrix, RowSourc
 from viper.softplus.gumbel import Precision
 from viper.softplus.logsumexp import class_moments
 
-PRODUCT_COLUMNS = 700  # of a product of A with several factors
+PRODUCT_COLUMNS = 700  # most columns of a product of A with several factors
 
 ClassFormula = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]  # ϑ, τ² -> value, slope, curvature
 Integral = partial[tuple[Tensor, Tensor, Tensor]]  # `expected_classes` with its tolerance
 
 
 class ClassSums(NamedTuple):
-    """Sums over rows at one star, and for the product with the Hessian, what `row_hessians` returns, block by block."""
+    """Sums over rows at one star."""
 
     value: float
     magnitude: float  # Σ c (1 + max|ϑ| + max τ), which scales rounding errors
@@ -53,7 +53,7 @@ def expected_classes(theta: Tensor, tau2: Tensor | None, tolerance: float) -> tu
 
 
 def softmax_classes(theta: Tensor, tau2: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The same at τ = 0."""
+    """The moments at τ = 0: softmax and its derivatives."""
     value = torch.logsumexp(theta, 1)
     p = torch.exp(theta - value[:, None])
     return value, p, p * (1.0 - p)
@@ -72,7 +72,7 @@ def class_predictors(block: Block, mean: Tensor, factor: Tensor | None) -> tuple
 
 
 def class_gaussians(design: Matrix, mean: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Aμ_k and diag(A F_k F_kᵀ Aᵀ) for every class; those of a single factor stand for all."""
+    """Aμ_k and diag(A F_k F_kᵀ Aᵀ) for every class, or for a single factor that all classes share."""
     if factor is None or factor.ndim == 3:
         compiled = class_latent(design, mean, mean.new_zeros(0) if factor is None else factor)
         if compiled is not None:
@@ -82,7 +82,7 @@ def class_gaussians(design: Matrix, mean: Tensor, factor: Tensor | None) -> tupl
 
 
 def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
-    """diag(A F_k F_kᵀ Aᵀ) for every factor, by one product for several of them if they are small."""
+    """diag(A F_k F_kᵀ Aᵀ) for every factor; small factors are multiplied several at a time."""
     if factor.ndim == 2:
         return design.spread_apart(factor.T.contiguous())
     if factor.shape[-1] >= LEAST_TRIANGULAR:
@@ -97,7 +97,7 @@ def class_spreads(design: Matrix, factor: Tensor) -> Tensor:
 def class_rows(
     block: Block, mean: Tensor, factor: Tensor | None, moments: ClassFormula, gram: Gram, shared: bool
 ) -> tuple[list[Tensor], RowHessian]:
-    """A block's sums and the Hessians of its rows; curvatures are summed over classes if these share a precision."""
+    """A block's sums and the Hessians of its rows; curvatures are summed over classes that share a precision."""
     theta, tau2 = class_predictors(block, mean, factor)
     eta, slope, curvature = moments(theta, tau2)
     label = block.label.long()[:, None]
@@ -172,7 +172,7 @@ def shared_hessian(source: RowSource, hessians: list[RowHessian]) -> Tensor:
     return add_up(source.map(of_block))[0]
 
 
-EXACT_TOLERANCE = 1e-10  # of each number of the expected log-sum-exp
+EXACT_TOLERANCE = 1e-10  # error of each moment of the expected log-sum-exp
 COARSE_CLASSES, ROUGH_CLASSES, EXACT_CLASSES = (
     partial(expected_classes, tolerance=tolerance) for tolerance in (1e-3, 1e-5, EXACT_TOLERANCE)
 )

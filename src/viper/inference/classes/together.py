@@ -1,8 +1,8 @@
 """Several fits to the same rows, which are read once for all of them in every pass.
 
-A solver learns nothing about its rows but sums. Each fit runs in a thread of its own, one at a time, and stops where it
-asks for sums. When all of them have asked, the sums of those that want the same rows are computed in one pass. Each
-gets the sums that it would have got by itself, so it takes the same steps to the same posterior.
+A solver learns about its rows only through sums. Each fit has its own thread; they run one at a time, until each asks
+for sums and waits. Once all are waiting, requests about the same rows are answered in one pass. Each fit gets the sums
+that it would get alone, so it takes the same steps to the same posterior.
 """
 
 import warnings
@@ -39,7 +39,7 @@ Fitted = TypeVar("Fitted")
 
 @dataclass(frozen=True)
 class LabelRows(SourceWrapper):
-    """The rows of a source whose y has several columns, with one of these columns.
+    """The rows of a source whose y has several columns, seen with one of these columns.
 
     Inside `fit_together`, passes are shared with the other fits.
     """
@@ -83,7 +83,7 @@ class LabelRows(SourceWrapper):
 
 
 def column_of(x: Tensor, column: int) -> Tensor:
-    """Return a column, or the vector that all columns share."""
+    """Return one column, or the vector itself if all columns share it."""
     return x if x.ndim == 1 else x[:, column].contiguous()
 
 
@@ -98,7 +98,7 @@ def of_column(function: Callable[[Block], Mapped], column: int, block: Block) ->
 
 
 class Samples:
-    """Random subsets of rows. Fits that begin with the same seed choose the same rows, which are kept once."""
+    """Random subsets of rows. Fits that start with the same seed choose the same rows, which are kept only once."""
 
     def __init__(self) -> None:
         self.known: dict[Any, tuple[RowSource, RowSource, Any]] = {}
@@ -127,11 +127,11 @@ class SumsRequest(NamedTuple):
 
 
 def shared_pass(asked: list[SumsRequest]) -> list[list[Tensor]]:
-    """Return the sums of each request. All are about the same rows, which are read once."""
-    # keywords in one flat dictionary, in which the source finds the tensors
+    """Return the sums of each request. All concern the same rows, which are read once."""
+    # one flat dictionary of keywords, so that the source finds the tensors in it
     keywords = {f"{i}.{name}": x for i, one in enumerate(asked) for name, x in one.function.keywords.items()}
     recipes = [one.function.keywords.get("recipe") for one in asked]
-    keywords["recipe"] = None if None in recipes else recipes[0]  # by which a cluster knows that a pass is brief
+    keywords["recipe"] = None if None in recipes else recipes[0]  # tells a cluster that the pass is brief
     parts = [(one.function.func, one.function.args, one.column) for one in asked]
     long = all(isinstance(one.function, LongRowFunction) for one in asked)
     function: RowFunction = (LongRowFunction if long else partial)(sums_of_columns, parts=parts, **keywords)
@@ -141,7 +141,7 @@ def shared_pass(asked: list[SumsRequest]) -> list[list[Tensor]]:
 
 
 def sums_of_columns(block: Block, parts: list[tuple[Any, Any, int]], recipe: Any, **keywords: Any) -> list[Tensor]:
-    """Return the results of several functions, each for its column, after [1, how many are of the first, ...]."""
+    """Return [1, number of results of each function], then the results of the functions, each for its own column."""
     given: list[dict[str, Any]] = [{} for _ in parts]
     for name, x in keywords.items():
         i, _, rest = name.partition(".")
@@ -158,7 +158,7 @@ def sums_of_columns(block: Block, parts: list[tuple[Any, Any, int]], recipe: Any
 
 
 class Turn(Generic[Fitted]):
-    """A fit in a thread of its own, which runs only while it has its turn: from `go` until it asks for sums or ends."""
+    """A fit in its own thread, which runs only during its turn: from `go` until it asks for sums or ends."""
 
     def __init__(self, pool: ThreadPoolExecutor, fit: Callable[[], Fitted], samples: "Samples") -> None:
         self.samples = samples
@@ -174,7 +174,7 @@ class Turn(Generic[Fitted]):
         return fit()
 
     def ask(self, request: SumsRequest) -> list[Tensor]:
-        """In the fit's thread: end the turn, and return the sums when the next begins."""
+        """In the fit's thread: end this turn, and return the sums when the next turn begins."""
         self.requests.put(request)
         found: list[Tensor] = self.receive()
         return found
@@ -186,7 +186,7 @@ class Turn(Generic[Fitted]):
         return answer
 
     def go(self, answer: Any = None) -> None:
-        """Give the fit its turn, with the sums that it asked for. Raises what the fit raises."""
+        """Give the fit its turn, with the sums that it asked for. Raises any error that the fit raises."""
         self.answers.put(answer)
         self.request = self.requests.get()
         if self.request is None:
@@ -205,8 +205,8 @@ def fit_together(
 ) -> tuple[list[Fitted], float]:
     """Run fits to `LabelRows` of a source; return their results and the number of passes over the source.
 
-    Fits that still look at a sample are served first, so that all come to the whole of the rows together. `ended` is
-    called with the number of fits that have ended, and of all. Warnings say which of the names they are about.
+    Fits that still work on a sample are served first, so that all arrive at the full rows together. `ended` is called
+    with the number of fits that have ended, and of all fits. Warnings name the fits that they are about.
     """
     samples, heard, rows_read = Samples(), Heard(), 0
     with ThreadPoolExecutor(len(fits)) as pool:
@@ -232,7 +232,7 @@ def fit_together(
 
 
 class Heard:
-    """The warnings of several fits, each to be issued once, from the user's line."""
+    """The warnings of several fits, collected so that each is issued once, pointing to the user's line."""
 
     def __init__(self) -> None:
         self.names: dict[tuple[type[Warning], str], list[Any]] = {}
@@ -247,7 +247,7 @@ class Heard:
             self.names.setdefault((one.category, str(one.message)), []).append(name)
 
     def repeat(self, fits: int) -> None:
-        """Issue the warnings, with the names of the fits that they are about unless they are about all."""
+        """Issue the warnings; each names the fits that it is about, unless it is about all."""
         for (kind, text), names in self.names.items():
             which = "" if len(names) == fits else f"Label {listed(names)}: "
             warnings.warn(which + text, kind, stacklevel=users_line())

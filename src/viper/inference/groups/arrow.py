@@ -1,10 +1,10 @@
-"""Arrow matrices: a dense border, and blocks on the diagonal that meet only the border.
+"""Arrow matrices: a dense border, and diagonal blocks that are coupled only to the border.
 
     Λ = [ A   Bᵀ ]      S = A - Bᵀ C⁻¹ B       Σ = [ S⁻¹          -S⁻¹ Wᵀ           ]      W = C⁻¹ B
         [ B   C  ]                                 [ -W S⁻¹       C⁻¹ + W S⁻¹ Wᵀ    ]
 
-C is block diagonal, with a block for each group. Of Σ, only the blocks that meet in a row are computed: the border, and
-each group's covariance with itself and with the border. Work and memory are linear in the number of groups.
+C is block diagonal, with one block per group. Of Σ, only what rows need is computed: the border, and each group's
+covariance with itself and with the border. Work and memory are linear in the number of groups.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from viper.inference.groups.met import Met
 
 
 class Arrow(NamedTuple):
-    """The parts of an arrow matrix: border (d × d), cross (G × r × d, or where pairs meet) and blocks (G × r × r)."""
+    """The parts of an arrow matrix: border (d × d), cross (G × r × d, or sparse as `Met`) and blocks (G × r × r)."""
 
     border: np.ndarray
     cross: Any
@@ -29,7 +29,7 @@ class Arrow(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A vector: its entries in the border (d,), and those of each group (G × r)."""
+    """A vector, split into its entries in the border (d,) and in each group (G × r)."""
 
     border: np.ndarray
     groups: np.ndarray
@@ -42,7 +42,7 @@ class Split(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    """The covariance that belongs to a precision, as far as rows need it, and what solves linear systems."""
+    """The inverse of a precision, as far as rows need it, with the factors that solve linear systems."""
 
     covariance: Arrow
     log_determinant: float  # of the precision
@@ -64,12 +64,12 @@ def flat_cross(cross: Any) -> Any:
 
 
 def outer_cross(like: Any, groups: np.ndarray, border: np.ndarray) -> Any:
-    """The cross part of the outer product of a vector, G × r and d, where `like` has entries."""
+    """The cross part (G × r, d) of the outer product of a vector with itself, at the entries of `like`."""
     return like.outer(groups, border) if isinstance(like, Met) else groups[:, :, None] * border
 
 
 def invert_arrow(precision: Arrow) -> Inverse:
-    """Return the inverse; raises NotFinite unless the matrix is positive definite."""
+    """Return the inverse. Raises NotFinite unless the matrix is positive definite."""
     border, cross, C = precision
     if C.shape[1] == 1:
         inner, logs = 1.0 / C, np.log(C[:, 0, 0])

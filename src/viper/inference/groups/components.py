@@ -1,4 +1,4 @@
-"""Variance components: the covariance D of a factor's effects, by unbounded parameters θ, and their prior.
+"""Variance components: the covariance D of a factor's effects as a function of unbounded θ, and the prior of θ.
 
 D = diag(σ) R diag(σ), with θ = (log σ_1, …, log σ_r, then atanh of the canonical partial correlations of R). The
 prior is weak: σ has a half-t distribution with 3 degrees of freedom and scale `scale`, and R the LKJ distribution with
@@ -12,13 +12,13 @@ import numpy as np
 from scipy.special import gammaln
 
 T_FREEDOM = 3.0  # degrees of freedom of the half-t prior of a standard deviation
-LKJ_SHAPE = 2.0  # of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
-SMALLEST_LOG, LARGEST_LOG = -9.0, 5.0  # log σ stays between these: there is nothing to learn beyond
+LKJ_SHAPE = 2.0  # shape of the LKJ prior of correlations: 1 is uniform, larger values pull towards 0
+SMALLEST_LOG, LARGEST_LOG = -9.0, 5.0  # limits of log σ; the data say nothing beyond them
 COVARIANCE_STEP = 1e-5  # step of central differences of D, whose entries are elementary functions
 
 
 def component_count(width: int) -> int:
-    """Parameters of the covariance of r effects."""
+    """Return the number of parameters of the covariance of r effects."""
     return width + width * (width - 1) // 2
 
 

@@ -1,4 +1,4 @@
-"""Effects of the main factor's groups given everything else: their exact conditional distribution, by quadrature.
+"""The exact conditional distribution of the main factor's effects given everything else, by quadrature.
 
 Given the border w and D, groups are independent, and
 
@@ -22,8 +22,8 @@ from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 from viper.softplus.quadrature import full_gauss_hermite
 
-NODES_BY_WIDTH = {1: 15, 2: 9, 3: 7, 4: 5}  # along each axis, by the number of effects of a group
-FEWEST_NODES = 3  # along each axis of more effects
+NODES_BY_WIDTH = {1: 15, 2: 9, 3: 7, 4: 5}  # number of effects of a group -> nodes along each axis
+FEWEST_NODES = 3  # nodes along each axis for more effects
 ENTRIES_AT_ONCE = 1 << 19  # rows × draws × effects held at a time
 
 
@@ -51,7 +51,7 @@ def effect_nodes(width: int) -> EffectNodes:
 
 
 def known_log_odds(rows: GroupedRows, part: slice, border: np.ndarray) -> np.ndarray:
-    """What the border adds to the log-odds of a chunk, rows × draws; `border` is draws × d."""
+    """The border's part of the log-odds in a chunk, rows × draws; `border` is draws × d."""
     f = rows.X[part] @ border[:, : rows.fixed].T
     by_effect = np.ascontiguousarray(border.T) if rows.sparse else border
     for place, values in rows.sparse:

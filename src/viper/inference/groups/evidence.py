@@ -2,10 +2,10 @@
 
     log p(θ | y) ≈ max_q ELBO(q; θ) + log p(θ) + const,
 
-plus what single groups' Gaussians miss (quadrature.py) if they are sparse. The maximum θ̂ is found by BFGS; by the
-envelope theorem the gradient needs only second moments of the effects. Around it, in coordinates z that are standard
-normal if the posterior of θ is Gaussian, points are laid: a line for one component, a square grid for two if rows are
-few, else a central composite design whose weights integrate quadratic functions of a Gaussian exactly.
+plus what Gaussians of single groups miss (quadrature.py) if groups are sparse. The maximum θ̂ is found by BFGS; by the
+envelope theorem the gradient needs only second moments of the effects. Points are placed around it in coordinates z
+that are standard normal if the posterior of θ is Gaussian: a line for one component, a square grid for two if there are
+few rows, otherwise a central composite design, whose weights integrate quadratic functions of a Gaussian exactly.
 """
 
 import itertools
@@ -34,22 +34,22 @@ from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import GroupFit, GroupPrior, fit_effects, start_effects
 
 NATS_TO_OPTIMUM = 1e-5  # nats left to the optimum of q, given θ
-NEAR_MODE = 1e-4  # nats to the mode of θ, about; a hundredth of a standard deviation
+NEAR_MODE = 1e-4  # nats to the mode of θ, roughly: a hundredth of a standard deviation
 MOST_MOVES = 50
-LONGEST_LOG_MOVE = 0.7  # in log σ
-CURVATURE_STEP = 0.4  # standard deviations, for second derivatives
-LINE_STEP, SQUARE_STEP = 0.9, 1.25  # distance of points in z
-DEEP = 5.0  # nats below the mode at which points end
-EQUAL_STEPS, LINE_GROWTH = 3, 1.25  # steps of a side after which they grow by this factor
+LONGEST_LOG_MOVE = 0.7  # longest step in log σ
+CURVATURE_STEP = 0.4  # step of the differences for second derivatives, in standard deviations
+LINE_STEP, SQUARE_STEP = 0.9, 1.25  # spacing of points in z
+DEEP = 5.0  # nats below the mode; no points are placed farther out
+EQUAL_STEPS, LINE_GROWTH = 3, 1.25  # on each side, after so many equal steps, further ones grow by this factor
 MOST_LINE_POINTS, MOST_SIDE = 20, 9  # points along a line, and along each half of an axis of the square
 LEAST_FINE_SHARE = 1e-8
 MOST_SQUARE_ROWS = 5_000
-ROUGH_ROWS = 5_000  # with more rows, sums are rough: an error of 1e-9 a row, nearly the same for all θ
-RADIUS = 1.1  # of the composite design, over √k (Rue et al. 2009)
-FINE_LINE, FINE_SQUARE, FINE_DRAWS = 401, 61, 4096  # values of θ that describe its posterior
-MOST_QUADRATURE = 100_000  # rows of the groups by which quadrature is done
+ROUGH_ROWS = 5_000  # with more rows, sums are rough: errors of 1e-9 per row, nearly the same for all θ
+RADIUS = 1.1  # radius of the composite design, over √k (Rue et al. 2009)
+FINE_LINE, FINE_SQUARE, FINE_DRAWS = 401, 61, 4096  # values of θ on a line, per axis of a square, and drawn
+MOST_QUADRATURE = 100_000  # most rows in the groups that quadrature visits
 SUBSET_BORDER = 1_000  # with a larger border, a pass over few rows takes as long as one over all
-FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # with more rows, a random part of the groups comes first
+FEWEST_SUBSET, SUBSET_ROWS = 100_000, 20_000  # rows above which a fit starts on random groups, and their rows
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ComponentPosterior:
 
 
 class ComponentProfile:
-    """θ → log p(θ | y) up to a constant, and its gradient; every evaluation starts where the last one ended."""
+    """θ -> log p(θ | y), up to a constant, and its gradient; each evaluation starts where the last one ended."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ComponentProfile:
         self.fit: GroupFit | None = None
         self.missed: Missed | None = None
         self.last = np.empty(0)  # θ of the last evaluation
-        self.border: np.ndarray | None = None  # where to start, from a part of the rows
+        self.border: np.ndarray | None = None  # where to start, as found on a part of the rows
         self.passes = 0
         self.converged = True
 
@@ -117,7 +117,7 @@ class ComponentProfile:
 
     @cached_property
     def looked_at(self) -> tuple[GroupedRows, np.ndarray | None]:
-        """The rows by which quadrature is done: all, or those of every k-th group if there are very many."""
+        """The rows that quadrature visits: all, or those of every k-th group if there are very many."""
         rows = self.rows
         if rows.rows <= MOST_QUADRATURE:
             return rows, None
@@ -126,7 +126,7 @@ class ComponentProfile:
 
     @cached_property
     def step(self) -> Missed:
-        """What quadrature of all groups says where it is first asked for: at the mode, or near it."""
+        """What quadrature over all groups finds at the first θ for which it is needed: at the mode, or near it."""
         assert self.fit is not None
         return missed_evidence(self.rows, self.fit.q, float(self.covariances(self.last)[0][0, 0]))
 
@@ -137,11 +137,11 @@ class ComponentProfile:
 
     @property
     def known_missed(self) -> Missed | None:
-        """What quadrature says of all groups at the last θ, or near it; None without quadrature."""
+        """What quadrature over all groups finds at the last θ, or near it; None without quadrature."""
         return self.step if self.quadrature and self.missed is None else self.missed
 
     def expected_hessian(self, theta: np.ndarray) -> np.ndarray:
-        """2 Σ_g (1 - Var(b_g | y)/σ²)² on the diagonal: what effects that are known so well tell about log σ."""
+        """2 Σ_g (1 - Var(b_g | y)/σ²)² on the diagonal: the information about log σ in effects known this well."""
         assert self.fit is not None
         found = np.empty(self.size)
         for f, (part, width) in enumerate(zip(self.parts, self.widths, strict=True)):
@@ -186,7 +186,7 @@ def component_mode(profile: ComponentProfile, start: np.ndarray) -> tuple[np.nda
 
 
 def negative_hessian(profile: ComponentProfile, theta: np.ndarray, rough: np.ndarray) -> np.ndarray:
-    """By central differences of the gradient along the axes of an estimate, made positive definite."""
+    """The negative Hessian by central differences of the gradient, along the axes of an estimate; positive definite."""
     values, vectors = np.linalg.eigh(rough)
     axes = vectors / np.sqrt(values)
     inner = np.empty((profile.size, profile.size))
@@ -260,7 +260,7 @@ class Around:
         return value - self.top
 
     def keep(self, z: np.ndarray, drop: float, log_weight: float) -> None:
-        """Let the posterior at z, where the profile was evaluated last, count in the mixture."""
+        """Add the posterior at z, where the profile was last evaluated, to the mixture."""
         self.zs.append(z)
         self.drops.append(drop)
         assert self.profile.fit is not None
@@ -268,7 +268,7 @@ class Around:
 
 
 def line_points(at: Around) -> None:
-    """Points until the density is negligible on both sides, equally spaced at first, then farther and farther apart."""
+    """Place points until the density is negligible on both sides, equally spaced at first, then farther apart."""
     found = {0.0: at.drop(np.zeros(1))}
     at.keep(np.zeros(1), found[0.0], found[0.0])
     for side in (1.0, -1.0):
@@ -295,9 +295,9 @@ def fine_line(at: Around) -> tuple[np.ndarray, np.ndarray]:
 
 
 def square_points(at: Around) -> tuple[np.ndarray, np.ndarray]:
-    """A square grid, as far as the density is not negligible along the axes; corners where it must be are left out.
+    """A square grid, up to where the density along the axes is negligible.
 
-    There, the density counts as that of independent axes.
+    Points where the axes, taken as independent, suggest a negligible density keep that estimate and are not evaluated.
     """
     axes: list[dict[float, float]] = []
     for axis in range(2):
@@ -337,10 +337,10 @@ def fine_square(at: Around, first: np.ndarray, second: np.ndarray, grid: np.ndar
 
 
 def composite_points(at: Around, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The mode, and points along the axes and towards corners of a cube, all on a sphere.
+    """The mode, and points on a sphere: along the axes and towards corners of a cube.
 
-    Each side of an axis has its own scale, so that the density falls by one nat at √2. These scales also describe the
-    posterior of θ finely: as a split normal along each axis.
+    Each side of an axis is scaled so that the density falls by one nat at √2. These scales also describe the posterior
+    of θ finely, as a split normal along each axis.
     """
     k = at.profile.size
     scales = np.ones((k, 2))
@@ -374,7 +374,7 @@ def composite_points(at: Around, rng: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def corner_signs(k: int) -> np.ndarray:
-    """Corners of the cube: all of them up to five dimensions, beyond that opposite pairs from a Hadamard matrix."""
+    """Corners of the cube: all of them up to five dimensions, opposite pairs from a Hadamard matrix beyond that."""
     if k <= 5:
         return np.array(list(itertools.product((-1.0, 1.0), repeat=k)))
     size = 1 << math.ceil(math.log2(k))

@@ -1,8 +1,8 @@
-"""The cross part of an arrow where few pairs meet: entries at the pairs of a group and an effect of the border.
+"""The cross part of an arrow in sparse form: entries only where a group meets an effect of the border.
 
-A group of the main factor meets all fixed effects, and those effects of other factors that occur in its rows. With two
-large crossed factors these are few of all pairs. The other entries of a precision are zero; those of a covariance are
-not needed, because no row has them. The border itself is dense.
+A group of the main factor meets all fixed effects, and the effects of other factors that occur in its rows. With two
+large crossed factors, few of all pairs meet. The other entries of a precision are zero; those of a covariance are not
+needed, because no row has them. The border itself is dense.
 """
 
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ PAIRS_AT_ONCE = 1 << 22  # pairs of entries of the same group
 
 @dataclass(frozen=True)
 class Meetings:
-    """Which effects of the border each group meets. Entries are sorted by group, and within it by column."""
+    """Which effects of the border each group meets. Entries are sorted by group, then by column."""
 
     column: np.ndarray  # of each entry
-    first: np.ndarray  # entry of each group, and the number of entries at the end
+    first: np.ndarray  # entry of each group, and at the end the number of entries
     border: int  # d
     fixed: int  # p: the first columns, which every group meets
     entries: list[np.ndarray] = field(default_factory=list)  # of each row, for each column of the other factors
@@ -49,7 +49,7 @@ class Meetings:
 
 
 def meetings_of(codes: np.ndarray, groups: int, places: list[np.ndarray], border: int, fixed: int) -> Meetings:
-    """From the main group of each row, and the places in the border that it meets."""
+    """Find the meetings from the main group of each row, and the places in the border that the row meets."""
     always = (np.arange(groups)[:, None] * border + np.arange(fixed)).ravel()
     own = [codes * border + place for place in places]
     keys = np.unique(np.concatenate([always, *own]))
@@ -64,7 +64,7 @@ class Met:
     at: Meetings
     values: np.ndarray  # entries × r
 
-    __array_ufunc__ = None  # so that a number times this is not an array of objects
+    __array_ufunc__ = None  # so that number * this does not become an array of objects
 
     def __add__(self, other: "Met") -> "Met":
         return Met(self.at, self.values + other.values)
@@ -87,7 +87,7 @@ class Met:
 
     @cached_property
     def matrix(self) -> Any:
-        """As a sparse matrix, groups and effects × border."""
+        """Return a sparse matrix, groups and effects × border."""
         at, r = self.at, self.width
         shape = at.groups * r, at.border
         if r == 1:
@@ -104,7 +104,7 @@ class Met:
         return np.asarray((self.matrix.T @ ties.matrix).toarray())
 
     def times_dense(self, top: np.ndarray) -> "Met":
-        """The entries of W S⁻¹ where pairs meet, with this as W."""
+        """The entries of W S⁻¹ where pairs meet, if this is W."""
         at, sizes = self.at, np.diff(self.at.first)
         found = np.empty_like(self.values)
         ends = np.cumsum(sizes.astype(np.int64) ** 2)
@@ -123,7 +123,7 @@ class Met:
         return Met(at, found)
 
     def within(self, other: "Met") -> np.ndarray:
-        """Σ over the border of products with another, G × r × r."""
+        """Sum over the border of products with another cross part, G × r × r."""
         return np.add.reduceat(self.values[:, :, None] * other.values[:, None, :], self.at.first[:-1])
 
     def outer(self, groups: np.ndarray, border: np.ndarray) -> "Met":
@@ -135,7 +135,7 @@ class Met:
         return self.values[self.at.fixed_entries(groups)].transpose(0, 2, 1)
 
     def completed(self, at: Meetings, border: np.ndarray) -> "Met":
-        """A covariance at other pairs: given the effects that a group met, it is independent of all others."""
+        """A covariance at other pairs: given the effects that it has met, a group is independent of all others."""
         place = np.searchsorted(self.at.keys, at.keys).clip(max=len(self.at.keys) - 1)
         known = self.at.keys[place] == at.keys
         values = np.where(known[:, None], self.values[place], 0.0)
@@ -147,7 +147,7 @@ class Met:
         return Met(at, values)
 
     def conditional_ties(self, border: np.ndarray) -> "Met":
-        """T with Cov(b_g, w_met) = T_g Var(w_met), for a covariance."""
+        """T with Cov(b_g, w_met) = T_g Var(w_met), if this is a covariance."""
         sizes, found = np.diff(self.at.first), np.empty_like(self.values)
         for size in np.unique(sizes):
             groups = np.flatnonzero(sizes == size)

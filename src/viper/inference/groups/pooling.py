@@ -1,8 +1,8 @@
 """The mixture over variance components, pooled: means and covariances of everything that meets in a row.
 
 With weights π_k and Gaussians N(μ_k, Σ_k): μ = Σ π_k μ_k and Σ = Σ π_k (Σ_k + (μ_k - μ)(μ_k - μ)ᵀ), of which the blocks
-of an arrow are kept. Every linear predictor has the mixture's mean and variance. Of the fixed effects, all components
-are kept.
+of an arrow are kept. Every linear predictor has the mixture's mean and variance. For the fixed effects, the components
+themselves are kept too.
 """
 
 import math
@@ -15,12 +15,12 @@ from viper.inference.groups.quadrature import Missed
 from viper.inference.groups.rows import GroupedRows
 from viper.inference.groups.solver import Effects
 
-LEAST_POINT_WEIGHT = 1e-5  # of a component that is kept
-LONGEST_STEP = 1.0  # in posterior standard deviations
+LEAST_POINT_WEIGHT = 1e-5  # components with less weight are dropped
+LONGEST_STEP = 1.0  # longest correction of the mean, in posterior standard deviations
 
 
 def corrected_mean(q: Effects, missed: Missed | None) -> Split:
-    """The mean of q, moved by one Newton step by what its groups' Gaussians miss."""
+    """The mean of q after one Newton step for what the Gaussians of its groups miss."""
     if missed is None:
         return q.mean
     up = Split(missed.by_border, np.zeros_like(q.mean.groups))
@@ -30,7 +30,7 @@ def corrected_mean(q: Effects, missed: Missed | None) -> Split:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The pooled mean and covariance; and weights, θ, and fixed effects of each component."""
+    """The pooled mean and covariance, and the weight, θ and fixed effects of each component."""
 
     mean: Split
     covariance: Arrow
@@ -41,7 +41,7 @@ class Pooled:
 
 
 class Pool:
-    """Adds up components one after the other, so that only one of them is in memory. `centre` is near their means."""
+    """Adds up components one by one, so that only one is in memory at a time. `centre` is near their means."""
 
     def __init__(self, rows: GroupedRows, centre: Split) -> None:
         self.fixed, self.centre = rows.fixed, centre
@@ -55,7 +55,7 @@ class Pool:
         self.covariances: list[np.ndarray] = []
 
     def add(self, theta: np.ndarray, log_weight: float, q: Effects, missed: Missed | None) -> None:
-        """Add a component. What its groups' Gaussians miss moves its mean by one Newton step."""
+        """Add a component, with its mean corrected by one Newton step for what the Gaussians of its groups miss."""
         mean = corrected_mean(q, missed)
         self.log_weights.append(log_weight)
         self.thetas.append(theta)

@@ -4,10 +4,10 @@ Given the border w, the evidence of the main factor's groups is a product of int
 
     log I_g = log ∫ Π_{i∈g} p(y_i | b, w) N(b; 0, σ²) db,
 
-and the ELBO replaces each by its best Gaussian lower bound F_g. Where groups have few events the difference
-Δ = Σ_g (log I_g - F_g) is large and depends on σ; it is computed at the posterior mean of the border and added to the
-ELBO. Its gradient in log σ is Σ_g (E[b²] under the integrand - E_q[b²])/σ², and in w the difference of expected
-residuals.
+and the ELBO replaces each by its best Gaussian lower bound F_g. If groups have few events, the difference
+Δ = Σ_g (log I_g - F_g) is large and depends on σ. It is computed at the posterior mean of the border and added to the
+ELBO. Its gradient in log σ is Σ_g (E[b²] under the integrand - E_q[b²])/σ²; its gradient in w is the difference of
+expected residuals.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ from viper.inference.groups.sums import ROUGH_ROW_ERROR, over_chunks, pulled
 from viper.softplus.limit import fast_limit, limit
 from viper.softplus.quadrature import full_gauss_hermite
 
-GROUP_NODES = 15  # of the quadrature over a group's effect
-GROUP_STEPS = 40  # of Newton's method for a single group's best Gaussian, at most
-CLOSE_EFFECT = 1e-5  # change of a group's effect, in sds, at which it ends
+GROUP_NODES = 15  # nodes of the quadrature over a group's effect
+GROUP_STEPS = 40  # most Newton steps to a single group's best Gaussian
+CLOSE_EFFECT = 1e-5  # change of a group's effect, in sds, at which these steps end
 
 
 class Missed(NamedTuple):
@@ -36,7 +36,7 @@ class Missed(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """At N(μ_g, v_g) of each group: F_g, its gradient in μ_g, the precision it asks for; and E[s(f)] of the rows."""
+    """At N(μ_g, v_g) of each group: F_g, its gradient in μ_g, the precision of a step; and E[s(f)] of the rows."""
 
     value: np.ndarray
     gradient: np.ndarray
@@ -77,7 +77,7 @@ class GroupChunk:
         )
 
     def best(self, mu: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, Bounds]:
-        """The best Gaussian of each group, by natural-gradient steps that are halved where they would not help."""
+        """The best Gaussian of each group, by natural-gradient steps that are halved if F_g would decrease."""
         at, rho = self.bounds(mu, v), np.ones_like(mu)
         for _ in range(GROUP_STEPS):
             precision = (1.0 - rho) / v + rho * at.precision
@@ -118,7 +118,7 @@ class GroupChunk:
 def missed_evidence(rows: GroupedRows, q: Effects, variance: float, chosen: np.ndarray | None = None) -> Missed:
     """Δ at the posterior mean of the border, for a main factor with one effect for each group.
 
-    `rows` may be those of some `chosen` groups of q.
+    `rows` may be those of only some groups of q, `chosen`.
     """
     effects, spreads = q.mean.groups[:, 0], q.inverse.blocks[:, 0, 0]
     if chosen is not None:

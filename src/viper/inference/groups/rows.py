@@ -13,8 +13,8 @@ import numpy as np
 
 from viper.inference.groups.met import Meetings, Met, meetings_of
 
-DENSE_CROSS = 1 << 20  # entries of a cross part that may be dense
-SPARSE_SHARE = 0.2  # of all pairs that meet, above which it is dense anyway
+DENSE_CROSS = 1 << 20  # entries up to which a cross part is dense
+SPARSE_SHARE = 0.2  # share of pairs that meet above which it is dense anyway
 SORTED_ROWS = 1 << 15  # rows whose log-odds are computed at a time: their arrays fit in the cache
 
 
@@ -77,7 +77,7 @@ class GroupedRows:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each factor's effects begin in the border; those of the main one are not in it."""
+        """Where each factor's effects begin in the border, which does not contain those of the main factor."""
         ends = np.cumsum([self.fixed, *(factor.effects for factor in self.others)])
         return [0, *ends[:-1].tolist()]
 
@@ -88,7 +88,7 @@ class GroupedRows:
 
     @cached_property
     def sparse(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Entries of the border's design beside X: for each column of each other factor, its place and its values."""
+        """The border's design besides X: for each column of each other factor, its places and its values."""
         found = []
         for factor, start in zip(self.others, self.starts[1:], strict=True):
             places = start + factor.codes * factor.width
@@ -97,7 +97,7 @@ class GroupedRows:
 
     @cached_property
     def meetings(self) -> Meetings | None:
-        """Which effects of the border each main group meets, if that is few of many; otherwise None."""
+        """Which effects of the border each main group meets, if these are few; otherwise None."""
         pairs = self.main.levels * self.border
         most = self.main.levels * self.fixed + self.rows * len(self.sparse)
         dense = pairs * self.main.width <= DENSE_CROSS or most > SPARSE_SHARE * pairs
@@ -119,7 +119,7 @@ class GroupedRows:
         return np.concatenate([[0], np.cumsum(self.main.counts)[:-1]])
 
     def chunks(self) -> Iterator[tuple[slice, slice]]:
-        """Rows and main groups of chunks that cut no group."""
+        """Yield rows and main groups of chunks that do not split groups."""
         last = np.append(self.first_rows[1:], self.rows)
         group = 0
         while group < self.main.levels:
@@ -129,7 +129,7 @@ class GroupedRows:
             group = end
 
     def some_groups(self, groups: np.ndarray) -> "GroupedRows":
-        """Return the rows of some main groups; all levels of other factors stay."""
+        """Return the rows of some main groups; the other factors keep all their levels."""
         chosen = np.zeros(self.main.levels, dtype=bool)
         chosen[groups] = True
         index = np.flatnonzero(chosen[self.main.codes])
@@ -147,7 +147,7 @@ def sorted_rows(
     weight: np.ndarray | None = None,
     offset: np.ndarray | None = None,
 ) -> tuple[GroupedRows, list[int]]:
-    """Return the rows, sorted by the factor with the most effects, and the order in which the factors are then."""
+    """Return the rows, sorted by the factor with the most effects, and the new order of the factors."""
     order = sorted(range(len(factors)), key=lambda f: -factors[f].effects)
     index = np.argsort(factors[order[0]].codes, kind="stable")
     weight, offset = (None if x is None else x[index] for x in (weight, offset))

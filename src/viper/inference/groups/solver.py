@@ -21,7 +21,7 @@ from viper.inference.groups.sums import GroupSums, grouped_sums, weighted_gram
 
 MOST_EFFECT_STEPS = 100
 SHORTEST_SHARE = 1e-6
-VALUE_NOISE = 1e-13  # relative to F: rounding
+VALUE_NOISE = 1e-13  # rounding of F, relative
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class GroupFit:
 
 
 def start_effects(rows: GroupedRows, prior: GroupPrior, border: np.ndarray | None = None) -> Effects:
-    """q of one step from the prior's mean with the largest possible curvature, ¼; or near a known border."""
+    """q after one step from the prior's mean with the largest possible curvature, ¼; or near a known border."""
     mean = np.zeros(rows.border)
     mean[: rows.fixed] = prior.mean
     if border is not None:
@@ -154,7 +154,7 @@ def fit_effects(
 ) -> GroupFit:
     """Maximise the ELBO from q until less than about `tol` nats are left. `report` gets F and the last gain.
 
-    `rough` sums have errors of 1e-9 a row.
+    `rough` sums have errors of 1e-9 per row.
     """
     q = q or start_effects(rows, prior)
     base = prior.arrow(rows)

@@ -87,7 +87,7 @@ def over_chunks(rows: GroupedRows, function: Callable[[slice, slice], ChunkResul
 
 
 def grouped_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool = False) -> GroupSums:
-    """One pass over all rows; `rough` formulas have errors of 1e-9 a row."""
+    """One pass over all rows; `rough` formulas have errors of 1e-9 per row."""
     bound = fast_limit(ROUGH_ROW_ERROR) if rough else None
     moments = (bound or limit()).moments
 
@@ -106,7 +106,7 @@ def grouped_sums(rows: GroupedRows, mean: Split, covariance: Arrow, rough: bool 
 
 
 def joined_splits(parts: list[Split]) -> Split:
-    """Borders add up; groups follow each other."""
+    """Add up the borders and concatenate the groups."""
     return Split(np.sum([part.border for part in parts], axis=0), np.concatenate([part.groups for part in parts]))
 
 
@@ -124,12 +124,12 @@ def pulled_chunk(rows: GroupedRows, part: slice, groups: slice, vector: np.ndarr
 
 
 def sums_of_groups(rows: GroupedRows, part: slice, groups: slice, values: np.ndarray) -> np.ndarray:
-    """Sums of the rows of each main group in a chunk."""
+    """Sum values over the rows of each main group in a chunk."""
     return np.add.reduceat(values, rows.first_rows[groups] - part.start, axis=0)
 
 
 class ChunkGram(NamedTuple):
-    """Aᵀ diag(h) A of a chunk: of fixed effects, of others with them, of others with each other, and of groups."""
+    """Aᵀ diag(h) A of a chunk: fixed effects, other effects with them and with each other, and the groups' parts."""
 
     fixed: np.ndarray  # p × p
     ties: np.ndarray  # d × p

@@ -1,12 +1,13 @@
 """How close the mixture over variance components is to the exact posterior, by importance weights.
 
-The exact posterior is that of the border w and of θ at the points θ_k of the mixture; effects of the main factor's
-groups are integrated out exactly (conditional.py), so that their number does not spoil the weights:
+Exact here means the posterior of the border w, and of θ restricted to the points θ_k of the mixture. Effects of the
+main factor's groups are integrated out exactly (conditional.py), so that their number does not spoil the weights:
 
     weight ∝ p(y, w | θ_k) p(θ_k) Δ_k / (π_k q_k(w)),      p(y, w | θ) = p(w | θ) Π_g I_g(w, θ),
 
-where Δ_k is the volume that stands for θ_k. As π_k ∝ Δ_k p(θ_k) e^{F_k}, with F_k the ELBO at θ_k and what quadrature
-adds to it, weights are p(y, w | θ_k) / (e^{F_k} q_k(w)): they correct means and spreads of w, and the weights of θ_k.
+where Δ_k is the volume that θ_k represents. As π_k ∝ Δ_k p(θ_k) e^{F_k}, with F_k the ELBO at θ_k plus what quadrature
+adds to it, the weights are p(y, w | θ_k) / (e^{F_k} q_k(w)). They correct means and spreads of w, and the weights of
+θ_k.
 """
 
 import math
@@ -63,13 +64,13 @@ class GroupWeighedFit:
     spread: np.ndarray  # posterior covariance of θ, t × t
     keeps: bool = False  # whether to keep `moments`
     moments: GroupMoments | None = field(default=None, init=False)  # of all groups given each draw
-    elbo: float = field(default=math.nan, init=False)  # with θ integrated out: what the mixture says of the evidence
+    elbo: float = field(default=math.nan, init=False)  # the mixture's log evidence, with θ integrated out
     posterior: Any = None
     source: Any = None
     sparse: bool = False
 
     def points(self, count: int, generator: np.random.Generator) -> Iterator[PointDraws]:
-        """Draw the border, from each component as often as its weight says."""
+        """Draw the border from each component, in proportion to its weight."""
         profile = ComponentProfile(self.rows, self.mean, self.precision, self.prior, self.quadrature)
         ends = np.floor(np.cumsum(self.weights) / self.weights.sum() * count + generator.random()).astype(int)
         ends[-1] = count
@@ -91,7 +92,7 @@ class GroupWeighedFit:
     ) -> tuple[Tensor, Tensor, float]:
         """Return draws of (w, θ), the logarithms of their weights without their mean, and that mean's log.
 
-        `visit` gets the integrals of every chunk of rows for some of the draws.
+        `visit` is called with the integrals of each chunk of rows for some of the draws.
         """
         rows, main = self.rows, self.rows.main
         check_draw_memory(rows, count, self.keeps)
@@ -123,7 +124,7 @@ class GroupWeighedFit:
         return torch.from_numpy(draws), torch.from_numpy(log_ratio - log_evidence), log_evidence
 
     def effects(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws from q itself: of the border (S × d), of the main factor's effects (S × G × r), and θ (S × t)."""
+        """Draws from q itself: border (S × d), effects of the main factor (S × G × r), and θ (S × t)."""
         rows, main = self.rows, self.rows.main
         check_draw_memory(rows, count, True)
         border, thetas = np.empty((count, rows.border)), np.empty((count, self.thetas.shape[1]))

@@ -1,8 +1,8 @@
 /* Sums over rows on a CPU, the same as `row_sums` in sums.py, in one pass over X.
 
-   Rows are cut into pieces of PIECE, whatever the number of threads. Each thread takes the next piece that nobody has
-   taken; when all are done, their sums are added in the order of the rows. So the answer is the same to the last bit for
-   every number of threads. Threads live as long as one call, so nothing is left for a fork or another pool to trip over.
+   Rows are cut into pieces of PIECE, whatever the number of threads. Each thread repeatedly takes the next free piece;
+   when all are done, their sums are added in the order of the rows. So the answer is the same to the last bit for every
+   number of threads. Threads end with the call, so there is nothing left that could break a fork or another pool.
 
    A tile of X is transposed so that vectors run along rows. Its expected softplus is a weighted sum over pairs of nodes
    (quadrature.py). With E = e^-|theta|, P = 2 E cosh(tau z) and u = 1 + P + E^2 = (1 + E e^{tau z})(1 + E e^{-tau z}), a
@@ -10,7 +10,7 @@
 
        log u  to eta,     (P + 2 E^2) / u  to g,     (P (1 + E^2) + 4 E^2) / u^2  to h.
 
-   Where the variance is large, and the answer may be rough, the logistic is a mixture of normals instead (limit.py).
+   If the variance is large and a rough answer is enough, the logistic is replaced by a mixture of normals (limit.py).
 
    If this does not compile, sums.py is used instead. */
 
@@ -23,13 +23,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no rest */
-#define AHEAD (2 * TILE) /* rows: how far ahead columns are fetched, each a piece of memory of its own */
+#define TILE 96 /* rows: a multiple of 12 vectors, so that three or four at a time leave no remainder */
+#define AHEAD (2 * TILE) /* rows: how far ahead columns are fetched, each from memory of its own */
 #define PIECE 4032 /* rows summed by one thread at a time: a multiple of TILE */
 #define THREADS_MOST 256
 #define VECTORS (TILE / LANES)
-#define LINE 8 /* doubles of a cache line */
-#define SIZE_MOST 256 /* columns of a full factor or curvature, as in compiled.py */
+#define LINE 8 /* doubles in a cache line */
+#define SIZE_MOST 256 /* most columns of a full factor or curvature, as in compiled.py */
 #define BINS_MOST 64
 #define SQRT_HALF 0x1.6a09e667f3bcdp-1
 #define INVERSE_ROOT_2PI 0x1.9884533d43651p-2
@@ -49,7 +49,7 @@ typedef struct {
     vec log, inverse; /* log(1+t) and 1/(1+t) */
 } logarithm;
 
-/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); the rounding error of 1+t, times 1/(1+t), is added. */
+/* For t >= 0. With 1+t = 2^k m, log m = 2 artanh((m-1)/(m+1)); then the rounding error of 1+t over 1+t is added. */
 INLINE logarithm log_of_1_plus(vec t) {
     vec u = 1.0 + t;
     bits above = (bits)u - 0x3fe6a09e667f3bcdULL; /* sqrt(1/2): m is between it and sqrt(2) */
@@ -92,13 +92,13 @@ typedef struct {
     int columns, size, stride; /* with an intercept, size = columns + 1; stride = size + 3 */
     const double *label, *offset, *residual, *weight, *mean, *factor, *variances; /* Sigma by its factor, or diagonal */
     const unsigned char *code; /* labels as bytes, if not as doubles */
-    double *seen_theta, *seen_variance; /* of each row, if they are to be kept */
+    double *seen_theta, *seen_variance; /* of each row, or NULL */
     int first[SIZE_MOST], last[SIZE_MOST]; /* nonzero entries of each column of the factor */
     int bins, quarter, gram;
     bin bin[BINS_MOST];
 } problem;
 
-enum { NO_GRAM, FULL_GRAM, GRAM_DIAGONAL }; /* how much of the curvature is wanted */
+enum { NO_GRAM, FULL_GRAM, GRAM_DIAGONAL }; /* how much of the curvature to compute */
 
 typedef struct {
     vec value, magnitude;
@@ -113,7 +113,7 @@ typedef struct {
     vec theta[VECTORS], variance[VECTORS], g[VECTORS], h[VECTORS];
 } tile;
 
-/* Transposes a square of LANES vectors: swaps halves, pairs and single numbers, in an order that suits the machine. */
+/* Transposes a square of LANES vectors: swaps halves, pairs and single numbers, in the fastest order. */
 INLINE void transpose(vec *a) {
 #if LANES == 8
     vec b[8];
@@ -145,7 +145,7 @@ INLINE void transpose(vec *a) {
 #endif
 }
 
-/* LANES rows, `stride` doubles apart, of LANES columns become columns. */
+/* Turns LANES rows of LANES columns, `stride` doubles apart, into columns. */
 INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     vec a[LANES];
     for (int i = 0; i < LANES; i++) a[i] = load(X + i * stride);
@@ -153,7 +153,7 @@ INLINE void turn(const double *X, ptrdiff_t stride, column *out, int v) {
     for (int i = 0; i < LANES; i++) out[i][v] = a[i];
 }
 
-/* Rows are read one after the other, as memory is fastest that way; the next tile is fetched meanwhile. */
+/* Rows are read one after the other, which suits memory best; the next tile is fetched meanwhile. */
 INLINE void read_tile(const problem *p, ptrdiff_t start, int rows, tile *t) {
     const double *X = p->X + start * p->row_stride;
     int turned = 0; /* columns transposed so far */
@@ -337,8 +337,7 @@ INLINE triple by_mixture(const bin *b, vec size, vec variance) {
     return sum;
 }
 
-/* The expected softplus with its derivatives. Returns 0, or 1 if a variance is beyond the reach of all nodes or not a
-   number. */
+/* The expected softplus with its derivatives. Returns 0, or 1 if a variance is NaN or beyond the reach of all nodes. */
 INLINE int expected(const problem *p, vec theta, vec variance, vec tau, triple *out) {
     int b = 0;
     for (int i = 0; i < LANES; i++) {
@@ -433,11 +432,11 @@ static int pass(const problem *p, ptrdiff_t start, ptrdiff_t stop, tile *t, tota
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Wide rows without matrices of their size: nothing is transposed, and vectors run along columns */
+/* Wide rows, without d x d matrices: nothing is transposed, and vectors run along columns */
 
-#define WIDE 64 /* columns: with fewer, the ends of rows cost more than the transposition */
-#define TOGETHER 4 /* rows that share what is loaded per column */
-#define GATHERED 8 /* and rows that share what is stored */
+#define WIDE 64 /* columns: with fewer, the ends of rows cost more than a transposition */
+#define TOGETHER 4 /* rows that share the loads of each column */
+#define GATHERED 8 /* rows that share the stores of each column */
 #define WIDE_TILE 32 /* rows that are read twice, the second time from the cache */
 
 INLINE int is_wide(const problem *p) {
@@ -455,7 +454,7 @@ INLINE double total(vec x) {
 /* theta and variance of `count` rows. */
 INLINE void latent_of_rows(const problem *p, const double *X, int count, double *theta, double *variance) {
     vec a[TOGETHER] = {}, b[TOGETHER] = {};
-    const double *last = p->variances ? p->variances : p->mean; /* any numbers: without variances, b is not used */
+    const double *last = p->variances ? p->variances : p->mean; /* without variances b is not used: any numbers will do */
     int k = 0;
     for (; k + LANES <= p->columns; k += LANES) {
         const vec mean = load(p->mean + k), v = load(last + k);
@@ -475,7 +474,7 @@ INLINE void latent_of_rows(const problem *p, const double *X, int count, double 
     }
 }
 
-/* Adds what `count` rows contribute to the slope and to the diagonal of the curvature. */
+/* Adds the contribution of `count` rows to the slope and to the diagonal of the curvature. */
 INLINE void gather_rows(const problem *p, const double *X, int count, const double *g, const double *h, flat sums) {
     double *slope = sums, *curvature = sums + p->size;
     int k = 0;
@@ -519,7 +518,7 @@ static int wide_pass(const problem *p, ptrdiff_t first, ptrdiff_t stop, tile *t,
     double *all_tiles = (double *)sums->slope; /* one number per column is enough here */
     double *theta = (double *)t->theta, *variance = (double *)t->variance;
     const double *g = (const double *)t->g, *h = (const double *)t->h;
-    if (first + TOGETHER <= stop) { /* where variances are beyond reach, most are: the first rows tell, at little cost */
+    if (first + TOGETHER <= stop) { /* if one variance is beyond reach, most are: a cheap test */
         latent_of_rows(p, p->X + first * p->row_stride, TOGETHER, theta, variance);
         for (int i = 0; i < TOGETHER; i++)
             if (!(variance[i] <= p->bin[p->bins - 1].reach)) return 1;
@@ -535,7 +534,7 @@ static int wide_pass(const problem *p, ptrdiff_t first, ptrdiff_t stop, tile *t,
     return 0;
 }
 
-/* The two halves of a wide pass, where the moments come from elsewhere. */
+/* The two halves of a wide pass whose moments are computed elsewhere. */
 FOR_THIS_MACHINE
 static void wide_latent(const problem *p, double *theta, double *variance) {
     latent_of_tile(p, p->X, (int)p->rows, theta, variance);
@@ -549,7 +548,7 @@ static void wide_gather(const problem *p, const double *g, const double *h, flat
     }
 }
 
-/* What two numbers of a row, a = A u and b = A^2 v, become: the row's part of the Hessian. */
+/* The Hessian of a row, which maps a = A u and b = A^2 v to two other numbers. */
 typedef struct {
     const double *by_mean, *by_both, *by_variance;
 } row_hessian;
@@ -560,7 +559,7 @@ INLINE void bend(const row_hessian *w, ptrdiff_t i, double *a, double *b) {
     *b = w->by_both[i] * first + w->by_variance[i] * second;
 }
 
-/* Both halves at once for a few rows, which are read the second time from the cache. */
+/* Both halves for a few rows at a time, which are read from the cache the second time. */
 FOR_THIS_MACHINE
 static void wide_bend(const problem *p, const row_hessian *w, flat out) {
     double a[GATHERED], b[GATHERED];
@@ -690,7 +689,7 @@ static void see_bins(problem *p, const double *nodes, ptrdiff_t length) {
 typedef struct {
     const problem *problem;
     const struct products *products;
-    ptrdiff_t pieces, next; /* how many there are; the first that nobody has taken */
+    ptrdiff_t pieces, next; /* how many there are; the next free one */
     size_t length; /* of a piece's sums */
     double *sums;
     int failed;
@@ -725,7 +724,7 @@ static void *work(void *given) {
     return NULL;
 }
 
-/* Signals are for Python's main thread, so the others block them. A thread that cannot be created is done without. */
+/* Signals are for Python's main thread, so the others block them. If a thread cannot be created, fewer are used. */
 static void work_on_threads(job *j, void *(*work)(void *), int threads) {
     pthread_t others[THREADS_MOST];
     int started = 0;
@@ -740,7 +739,7 @@ static void work_on_threads(job *j, void *(*work)(void *), int threads) {
     while (started) pthread_join(others[--started], NULL);
 }
 
-/* Adds the sums of all pieces to `out`, in the order of the rows. Returns 0, or 1 if there are none. */
+/* Adds the sums of all pieces to `out`, in the order of the rows. Returns 0, or 1 if a piece has failed. */
 static int sum_of_pieces(job *j, void *(*work)(void *), int threads, double *out) {
     if (!j->pieces) return 0;
     j->sums = calloc(j->length * j->pieces, sizeof(double));
@@ -753,9 +752,9 @@ static int sum_of_pieces(job *j, void *(*work)(void *), int threads, double *out
     return j->failed;
 }
 
-/* Adds the sums to `out`. Returns 0, or 1 if there are no sums: a variance is beyond the reach of the nodes, memory ran
-   out, or the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. theta and the
-   variance of each row are kept if there is a place for them. */
+/* Adds the sums to `out`. Returns 0, or 1 without sums: a variance is beyond the reach of the nodes, memory ran out, or
+   the machine is too old. Labels are doubles or, in `code`, bytes. Strides are counted in doubles. theta and the
+   variance of each row are stored unless `seen_theta` is NULL. */
 EXPORT int row_sums_4(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                       int size, const double *label, const unsigned char *code, const double *offset,
                       const double *residual, const double *weight, const double *mean, const double *factor,
@@ -784,7 +783,7 @@ EXPORT int wide_latent_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     return 0;
 }
 
-/* The other half: sum of g x and of h x^2 over rows, one after the other. */
+/* The other half of a pass: the sum of g x over rows, followed by that of h x^2. */
 EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size, const double *g,
                          const double *h, double *out) {
     const problem p = {.X = X, .rows = rows, .row_stride = row_stride, .columns = columns, .size = size};
@@ -796,14 +795,14 @@ EXPORT int wide_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, 
     return 0;
 }
 
-/* A u and A2 v of every row, as `bend` changes them, times A^T and A2^T: X, u and v in one of the two precisions. */
+/* A u and A2 v of every row, transformed by `bend`, times A^T and A2^T; X, u and v are in one of two precisions. */
 typedef struct products {
     const problem *p; /* its u is the mean, its v the variances */
     const float *X, *u, *v;
     row_hessian weights;
 } products;
 
-/* The sums of a piece, which are zero before. */
+/* The sums of a piece, initially zero. */
 static int products_of_piece(const products *given, ptrdiff_t start, ptrdiff_t rows, double *out) {
     const problem *p = given->p;
     const row_hessian all_rows = given->weights;
@@ -836,8 +835,8 @@ static void *work_on_products(void *given) {
     return NULL;
 }
 
-/* (A^T s, A2^T t), A2 the squares of A, for s and t as `bend` makes them of A u and A2 v. X, u and v are floats if
-   `single`. Returns 0, or 1 if memory ran out or the machine is too old. */
+/* (A^T s, A2^T t), where A2 holds the squares of A, and `bend` computes s and t from A u and A2 v. X, u and v are
+   floats if `single`. Returns 0, or 1 if memory ran out or the machine is too old. */
 EXPORT int wide_bend_2(const void *X, int single, ptrdiff_t rows, ptrdiff_t row_stride, int columns, int size,
                        const void *u, const void *v, const double *by_mean, const double *by_both,
                        const double *by_variance, int threads, double *out) {
@@ -892,8 +891,8 @@ static void bends_of_rows(const bin *mixture, const double *theta, const double 
     }
 }
 
-/* The second, third and half the fourth derivative in theta of the expected softplus, by a mixture of normals: those of
-   g and h in theta, and of h in the variance. Returns 0, or 1 if the machine is too old. */
+/* The second, third and half the fourth derivative of the expected softplus in theta, by a mixture of normals. These
+   are the derivatives of g and h in theta, and of h in the variance. Returns 0, or 1 if the machine is too old. */
 EXPORT int row_bends_1(const double *theta, const double *variance, ptrdiff_t rows, const double *mixture, int count,
                        double *first, double *third, double *fourth) {
     const bin normals = {INFINITY, count, mixture};
@@ -905,7 +904,7 @@ EXPORT int row_bends_1(const double *theta, const double *variance, ptrdiff_t ro
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* Several classes, each with its own mean and factor, from one transposition of each tile */
 
-#define TOGETHER_BYTES (512 << 10) /* of the curvatures of classes that are summed together: half of a usual cache */
+#define TOGETHER_BYTES (512 << 10) /* most bytes of curvatures of classes summed together: half of a typical cache */
 
 FOR_THIS_MACHINE
 static void latent_of_classes(problem *p, int classes, int factors, const double *means, const double *all_factors,
@@ -923,7 +922,7 @@ static void latent_of_classes(problem *p, int classes, int factors, const double
     }
 }
 
-/* Columns of rows, `stride` doubles apart, with zeros after the last. */
+/* Loads the columns of rows, `stride` doubles apart, with zeros after the last. */
 INLINE void read_column(vec *out, const double *data, ptrdiff_t stride, int rows) {
     double *x = (double *)out;
     for (int r = 0; r < rows; r++) x[r] = data[r * stride];
@@ -947,7 +946,7 @@ static void gather_classes(problem *p, int classes, int grams, int first, int la
     }
 }
 
-/* A^T s (diag p - p p^T) A v for a vector v of every class; `inner` holds a tile's A v and then what multiplies A. */
+/* A^T s (diag p - p p^T) A v for a vector v of every class; `inner` holds A v of a tile, then the factor of A^T. */
 FOR_THIS_MACHINE
 static void hessian_of_classes(problem *p, int classes, const double *vectors, const double *probability,
                                const double *scale, tile *t, vec *inner, vec *slope) {
@@ -975,8 +974,8 @@ static void hessian_of_classes(problem *p, int classes, const double *vectors, c
 
 INLINE vec *aligned(char *memory) { return (vec *)(memory + (sizeof(vec) - (uintptr_t)memory % sizeof(vec)) % sizeof(vec)); }
 
-/* theta (rows x classes) and variance (rows x factors) for `factors` full factors: none, one or all classes'. Returns 0,
-   or 1 if memory ran out or the machine is too old. */
+/* theta (rows x classes) and variance (rows x factors) for `factors` full factors: none, one, or one per class. Returns
+   0, or 1 if memory ran out or the machine is too old. */
 EXPORT int class_latent_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                           int size, int classes, int factors, const double *means, const double *all_factors,
                           double *theta, double *variance) {
@@ -999,8 +998,8 @@ EXPORT int class_latent_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride,
     return 0;
 }
 
-/* sum of g_k x (classes x size) and of h_k x x^T (grams x size x size), for g (rows x classes) and h (rows x grams), of
-   which there are none, one or all classes'. */
+/* The sums of g_k x (classes x size) and of h_k x x^T (grams x size x size), for g (rows x classes) and h (rows x
+   grams): none, one, or one per class. */
 EXPORT int class_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                           int size, int classes, int grams, const double *g, const double *h, double *slope,
                           double *curvature) {
@@ -1031,7 +1030,7 @@ EXPORT int class_gather_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride,
     return 0;
 }
 
-/* The product of the Hessian of all rows, s (diag p - p p^T) for each, with vectors (classes x size). */
+/* The product of vectors (classes x size) with the sum over rows of the Hessians s (diag p - p p^T). */
 EXPORT int class_hessian_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride, ptrdiff_t column_stride, int columns,
                            int size, int classes, const double *vectors, const double *probability,
                            const double *scale, double *out) {
@@ -1050,9 +1049,8 @@ EXPORT int class_hessian_1(const double *X, ptrdiff_t rows, ptrdiff_t row_stride
     return 0;
 }
 
-/* The same for sparse rows (CSR), each in one reading of the entries. A row's columns start at `first[i]`; what belongs
-   to a column, its mean and variance or its two sums, is one pair. `theta` and `variance` begin with what the intercept
-   adds. */
+/* The same for sparse rows (CSR), each in one reading of the entries. Row i starts at `first[i]`. Each column has a
+   pair: its mean and variance, or its two sums. `theta` and `variance` start with the contribution of the intercept. */
 INLINE void sparse_dot(const double *data, const int32_t *column, int32_t from, int32_t to, const double *pairs,
                        double *theta, double *variance) {
     double t = *theta, v = *variance;
@@ -1085,7 +1083,7 @@ EXPORT int sparse_gather_1(const double *data, const int32_t *column, const int3
     return 0;
 }
 
-/* With an intercept, the pairs after the last column are its own. */
+/* With an intercept, its pairs follow those of the last column. */
 EXPORT int sparse_bend_1(const double *data, const int32_t *column, const int32_t *first, ptrdiff_t rows, int columns,
                          int intercept, const double *given, const double *by_mean, const double *by_both,
                          const double *by_variance, double *out) {
@@ -1102,9 +1100,9 @@ EXPORT int sparse_bend_1(const double *data, const int32_t *column, const int32_
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* Rows from columns that are pieces of memory of their own, as files are decoded */
+/* Rows from columns in separate memory, as decoded from files */
 
-/* Returns whether all entries are finite; of the others, x - x is not 0. */
+/* Returns whether all entries are finite: x - x is 0 only for finite x. */
 FOR_THIS_MACHINE
 static int join_columns(const double *const *columns, ptrdiff_t rows, int width, double *out) {
     bits odd = {};

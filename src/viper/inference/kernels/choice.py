@@ -15,11 +15,11 @@ from viper.inference.kernels.compiled import MOST_COMPILED, MOST_DIAGONAL, compi
 from viper.inference.rows import Block, Dense
 from viper.softplus.pointwise import KernelRecipe
 
-# (μ, F, how much of the curvature, whether float32 will do) -> value, magnitude, gradient, curvature; or None. On a CPU
-# it also takes a list to which ϑ and τ² of the rows are appended.
+# (μ, F, how much of the curvature, whether float32 is enough) -> value, magnitude, gradient, curvature; or None. On a
+# CPU it also takes a list to which ϑ and τ² of the rows are appended.
 Kernel = Callable[..., list[Tensor] | None]
 
-MOST_CUDA = 64  # columns: one program of a kernel can hold their curvature matrix
+MOST_CUDA = 64  # columns; one program of a kernel can hold their curvature matrix
 
 
 def kernel_for(block: Block, recipe: KernelRecipe | None, columns: int, full: bool) -> Kernel | None:

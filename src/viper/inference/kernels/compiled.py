@@ -1,7 +1,7 @@
 """A block's sums in one pass in C; the plain formulas take fifty operations and store every intermediate array.
 
 _rows.c is compiled when viper is installed. Without the library, or beyond the range of its nodes, the plain formulas
-of sums.py are used. Long blocks are summed by as many threads as threads.py says, with the same result for any number.
+of sums.py are used. threads.py sets the number of threads that sum a long block; the result does not depend on it.
 """
 
 import math
@@ -20,13 +20,13 @@ from viper.softplus.limit import smallest_mixture
 from viper.softplus.pointwise import KernelRecipe, Triple
 from viper.softplus.quadrature import node_sets
 
-MOST_COMPILED = 256  # columns: with one vector of sums each, they still fit in the cache
-MOST_DIAGONAL = 4096  # columns without matrices of that size, so that a tile of rows still fits in the cache
-PRODUCTS_PER_ENTRY = 8  # where the curvature is no matrix, the moments of rows included
+MOST_COMPILED = 256  # columns; the d × d sums of each thread then still fit in the cache
+MOST_DIAGONAL = 4096  # columns if no d × d matrix is involved; a tile of rows then still fits in the cache
+PRODUCTS_PER_ENTRY = 8  # cost of an entry of X, moments included, if the curvature is not a matrix
 WORK_OF_THREAD = 1 << 21  # products per thread, about 0.2 ms: below that, starting one takes longer than it saves
 GRAMS = {"none": 0, "full": 1, "diagonal": 2}  # as in _rows.c
-PAIRS_PER_NORMAL = 1.5  # that take as long
-LEAST_WIDE = 64  # columns from which rows are read as they are, without a transposition
+PAIRS_PER_NORMAL = 1.5  # pairs of nodes that take as long as one normal of a mixture
+LEAST_WIDE = 64  # columns from which rows are read in place, without a transposition
 
 
 def compiled_sums(
@@ -41,7 +41,7 @@ def compiled_sums(
     """Return value, magnitude, gradient and curvature in float64; None without a library or beyond its range.
 
     With an intercept, `mean` has one more entry than the matrix has columns. Labels may be booleans. Other Python
-    threads can run meanwhile. ϑ and τ² of the rows are appended to `seen`.
+    threads can run meanwhile. ϑ and τ² of the rows are appended to `seen`, if given.
     """
     functions = library()
     if functions is None:
@@ -73,7 +73,7 @@ def compiled_sums(
 
 
 def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor, Tensor] | None:
-    """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if this is not for compiled code."""
+    """ϑ = Aμ and τ² = Σ_j A_ij² v_j in one reading of A, or None if compiled code does not apply."""
     functions = library()
     if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
         rows, given = design.matrix.shape[0], pairs_of(mean, variances)
@@ -90,7 +90,7 @@ def wide_latent(design: Matrix, mean: Tensor, variances: Tensor) -> tuple[Tensor
 
 
 def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Aᵀ g and the diagonal of Aᵀ diag(h) A in one reading of A, or None if this is not for compiled code."""
+    """Aᵀ g and the diagonal of Aᵀ diag(h) A in one reading of A, or None if compiled code does not apply."""
     functions = library()
     if functions is not None and isinstance(design, Sparse) and (entries := csr_addresses(design.matrix)):
         columns, g, h = design.matrix.shape[1], in_order(g), in_order(h)
@@ -112,7 +112,7 @@ def wide_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] |
 def wide_bend(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor | None:
     """(Aᵀ s, A²ᵀ t) with s = w₁ a + w₂ b and t = w₂ a + w₃ b of a = Au and b = A²v, where A² has the squares of A.
 
-    A is read once. Vectors with rows of A in float32 are rounded to it. None if this is not for compiled code.
+    A is read once; if it is in float32, the vectors are rounded to that. None if compiled code does not apply.
     """
     functions = library()
     rows = [in_order(w) for w in weights]
@@ -133,7 +133,7 @@ def wide_bend(design: Matrix, weights: Triple, u: Tensor, v: Tensor) -> Tensor |
 
 
 def threads_for(products: int) -> int:
-    """Return how many threads share so much work."""
+    """Return how many threads should share this many products."""
     return min(PASS_THREADS.get(), 1 + products // WORK_OF_THREAD)
 
 
@@ -147,7 +147,7 @@ def moments_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) ->
 
 
 def partials_of_rows(theta: Tensor, tau2: Tensor, recipe: KernelRecipe | None) -> Triple | None:
-    """∂g/∂ϑ, ∂h/∂ϑ and ∂h/∂v of each row, by a mixture of normals, or None if this is not for compiled code."""
+    """∂g/∂ϑ, ∂h/∂ϑ and ∂h/∂v of each row, by a mixture of normals, or None if compiled code does not apply."""
     functions = library_for_rows(theta, recipe)
     if functions is None or recipe is None or not len(normals := packed_mixture(recipe.nodes)):
         return None
@@ -164,13 +164,13 @@ def of_rows(function: Callable[..., int], theta: Tensor, tau2: Tensor, table: Te
 
 
 def library_for_rows(theta: Tensor, recipe: KernelRecipe | None) -> Library | None:
-    """Return the library if it computes the moments of rows: on a CPU, in float64, with variances."""
+    """Return the library if it can compute the moments of these rows: on a CPU, in float64, with variances."""
     known = recipe is not None and recipe.kind == "heat" and theta.device.type == "cpu" and theta.dtype == torch.float64
     return library() if known and theta.ndim == 1 else None
 
 
 def class_latent(design: Matrix, means: Tensor, factors: Tensor) -> tuple[Tensor, Tensor] | None:
-    """ϑ (n, K) and τ² (n, K or 1) of several classes in one reading of A, or None if this is not for compiled code."""
+    """ϑ (n, K) and τ² (n, K or 1) of several classes in one reading of A, or None if compiled code does not apply."""
     if (functions := library_for_classes(design, means)) is None:
         return None
     assert isinstance(design, Dense)
@@ -183,7 +183,7 @@ def class_latent(design: Matrix, means: Tensor, factors: Tensor) -> tuple[Tensor
 
 
 def class_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Aᵀ g_k (K, d) and Aᵀ diag(h_k) A for the columns of g and h, or None if this is not for compiled code."""
+    """Aᵀ g_k (K, d) and Aᵀ diag(h_k) A for the columns of g and h, or None if compiled code does not apply."""
     if (functions := library_for_classes(design, g)) is None:
         return None
     assert isinstance(design, Dense)
@@ -196,7 +196,7 @@ def class_gather(design: Matrix, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor] 
 
 
 def class_hessian(design: Matrix, vectors: Tensor, probability: Tensor, scale: Tensor) -> Tensor | None:
-    """Aᵀ s (diag p - p pᵀ) A v (K, d) for rows with p (n, K) and s, or None if this is not for compiled code."""
+    """Aᵀ s (diag p - p pᵀ) A v (K, d) for rows with p (n, K) and s, or None if compiled code does not apply."""
     if (functions := library_for_classes(design, vectors)) is None:
         return None
     assert isinstance(design, Dense)
@@ -221,7 +221,7 @@ def join_columns(columns: list[np.ndarray], out: np.ndarray) -> bool:
 
 
 def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
-    """Return the library if rows of several classes are for it: dense float64 ones with few columns."""
+    """Return the library if it applies to these rows of several classes: dense, float64, with few columns."""
     if not isinstance(design, Dense) or design.matrix.device.type != "cpu" or other.device.type != "cpu":
         return None
     few = design.matrix.dtype == torch.float64 and design.matrix.shape[1] + design.intercept <= MOST_COMPILED
@@ -229,7 +229,7 @@ def library_for_classes(design: Matrix, other: Tensor) -> Library | None:
 
 
 def csr_addresses(X: Any) -> tuple[int, int, int] | None:
-    """Return where entries, their columns and the starts of rows lie, or None for types that the C code cannot read."""
+    """Return the addresses of entries, column indices and row starts, or None for types that the C code cannot read."""
     parts = ((X.data, np.float64), (X.indices, np.int32), (X.indptr, np.int32))
     if X.format != "csr" or any(x.dtype != kind or not x.flags.c_contiguous for x, kind in parts):
         return None
@@ -243,7 +243,7 @@ def pairs_of(first: Tensor, second: Tensor) -> Tensor:
 
 
 def is_wide(X: Tensor, single: bool = False) -> bool:
-    """Return whether rows are stored one after the other and long enough to be read as they are; or also in float32."""
+    """Return whether rows are contiguous and long enough to be read in place; float32 counts only with `single`."""
     known = X.dtype == torch.float64 or (single and X.dtype == torch.float32)
     return X.device.type == "cpu" and known and X.stride(1) == 1 and X.shape[1] >= LEAST_WIDE
 
@@ -257,7 +257,7 @@ def in_order(x: Tensor) -> Tensor:
 def packed_nodes(tolerance: float) -> Tensor:
     """Return, for each set of nodes, its largest variance, the number of pairs, then z and weight of each pair.
 
-    If a mixture of normals is as accurate, it comes last, for all variances, and replaces longer sets.
+    If a mixture of normals is as accurate, it comes last, serves all variances, and replaces longer sets.
     """
     normals = packed_mixture(tolerance)
     most = PAIRS_PER_NORMAL * len(normals) if len(normals) else math.inf

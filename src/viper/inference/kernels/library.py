@@ -1,4 +1,4 @@
-"""The library of _rows.c, and whether it is there; nothing here imports torch, so that `viper --version` is quick."""
+"""The library compiled from _rows.c, if there is one. Nothing here imports torch, so `viper --version` is quick."""
 
 import ctypes
 import math
@@ -46,7 +46,7 @@ class Library(NamedTuple):
 
 @cache
 def library() -> Library | None:
-    """Return the functions of _rows.c for the widest vectors that this machine has, or None."""
+    """Return the functions of _rows.c, compiled for the widest vectors of this machine, or None."""
     functions = widest_functions(ROWS_MODULE, ARGUMENTS, is_right)
     return Library(*functions) if functions else None
 

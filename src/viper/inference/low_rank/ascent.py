@@ -4,14 +4,14 @@ Around q₀ with s₀, W₀ = Q diag(w) and M = (I + W₀W₀ᵀ)^(1/2) = I + Q 
 
     μ = μ₀ + diag(s₀) M⁻¹ m,      s = s₀ r,      W = diag(r) (W₀ + M E diag((1 + w²)^(1/2) / w)),
 
-with (r - 1/r)/√2 for each r, so that V = diag(s)⁻¹ W does not depend on r. Where T = S₀⁻¹ + Aᵀ diag(c h) A has the
-form of Λ, half a squared step in them is about its length in nats, whatever the units of the columns. With N = M⁻² and
-T' = diag(s) T diag(s),
+with (r - 1/r)/√2 for each r, so that V = diag(s)⁻¹ W does not depend on r. If T = S₀⁻¹ + Aᵀ diag(c h) A has the form
+of Λ, half a squared step in these coordinates is about its length in nats, whatever the units of the columns. With
+N = M⁻² and T' = diag(s) T diag(s),
 
     ∂F/∂W = N(T'NW - W),      ∂F/∂log s_j = 1 - (T'N)_jj,      NW = WK.
 
-F is not concave in W: at W = 0, ∂F/∂W = 0, and every choice of eigenvectors is a stationary point. So the search
-begins at the leading ones, found by subspace iteration together with the diagonal that they leave over.
+F is not concave in W: at W = 0, ∂F/∂W = 0, and every choice of eigenvectors is a stationary point. So the search starts
+at the leading ones, found by subspace iteration together with the remaining diagonal.
 """
 
 import math
@@ -30,13 +30,13 @@ from viper.inference.problem import MOST_LEFT, Gaussian, Problem
 from viper.inference.start import COARSE_SHARE, NEAR_MEAN_FIELD, coarse_stages
 from viper.inference.wide.mean_field import climb_mean_field, widest
 
-SHARE_OF_GRADIENT = 1e-2  # nats by half the squared gradient to nats allowed: what is flat has a small gradient
-SUBSPACE_STEPS, MORE_DIRECTIONS = 6, 8  # steps for the leading eigenvectors, and how many more are carried along
-LEAST_SHARE = 0.2  # of λ that one of these steps leaves
-LEAST_LOADING = 1e-3  # w below which the scale of its coordinates stays
-REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 28, 12, 4  # bytes of past steps, and how many
-AT_BOUND = 1e-12  # relative difference from a bound that is rounding
-LARGEST_ROUNDING = 1e-6  # nats by half the squared gradient, where rounding hides whether F increases
+SHARE_OF_GRADIENT = 1e-2  # half the squared gradient over nats allowed; in flat directions the gradient is small
+SUBSPACE_STEPS, MORE_DIRECTIONS = 6, 8  # steps towards the leading eigenvectors, and extra vectors carried along
+LEAST_SHARE = 0.2  # share of λ that at least remains after one of these steps
+LEAST_LOADING = 1e-3  # smallest w by which coordinates are scaled
+REMEMBERED, MOST_REMEMBERED, FEWEST_REMEMBERED = 1 << 28, 12, 4  # bytes for past steps, most and fewest of them
+AT_BOUND = 1e-12  # relative difference from a bound that counts as rounding
+LARGEST_ROUNDING = 1e-6  # half the squared gradient, in nats, below which rounding may hide whether F increases
 
 
 def ratio_of(u: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class LowRankAscent(Ascent):
         gradient = torch.cat(parts).cpu().numpy()
         if not (math.isfinite(self.value) and np.isfinite(gradient).all()):
             return failed
-        back = float(by_r[at_bound & (by_r < 0.0) & (r > 1.0)].square().sum())  # a bound that the next round leaves
+        back = float(by_r[at_bound & (by_r < 0.0) & (r > 1.0)].square().sum())  # away from the bound, in the next round
         self.left = 0.5 * (float(gradient @ gradient) + back)
         return -self.value, -gradient
 
@@ -174,8 +174,8 @@ def allowed(problem: LowRankProblem, q: Gaussian) -> LowRankGaussian:
 def leading_start(problem: LowRankProblem) -> tuple[LowRankGaussian, float]:
     """Return a q near the best, with the mean field's μ and h, and the number of passes.
 
-    With Λ's diagonal equal to T's, V follows from λ as V = diag(λ)^(1/2) Q (θ - 1)^(1/2), where Q and θ are leading
-    eigenvectors and eigenvalues of diag(s) T diag(s), and λ from V. Both are improved in turn.
+    If the diagonals of Λ and T agree, V follows from λ as V = diag(λ)^(1/2) Q (θ - 1)^(1/2), where Q and θ are leading
+    eigenvectors and eigenvalues of diag(s) T diag(s), and λ follows from V. The two are improved in turn.
     """
     found = climb_mean_field(problem, widest(problem), close=NEAR_MEAN_FIELD)
     prior, total = problem.prior, problem.total(found.q.mean, found.q.factor)

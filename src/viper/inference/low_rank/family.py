@@ -2,14 +2,15 @@
 
     q = N(μ, Λ⁻¹),      Λ = diag(λ) + VVᵀ,      λ = diag(S₀⁻¹) + δ with δ >= 0,      V of k columns.
 
-With s = λ^(-1/2), W = diag(s) V and K = (I + WᵀW)⁻¹, everything follows from products of k columns:
+With s = λ^(-1/2), W = diag(s) V and K = (I + WᵀW)⁻¹, all formulas need only products with k columns:
 
     Σ = diag(s) (I - W K Wᵀ) diag(s),      τ² = Σ_j s_j² x_j² - |Rᵀ Wᵀ diag(s) x|²  where  K = RRᵀ,
     log|Λ| = Σ_j log λ_j + log|I + WᵀW|.
 
-Without V it is the mean field. Among q of this form, the best match T = S₀⁻¹ + Aᵀ diag(c h) A as maximum-likelihood
+Without V it is the mean field. The best q of this form matches T = S₀⁻¹ + Aᵀ diag(c h) A in the way maximum-likelihood
 factor analysis matches a sample covariance T (Jöreskog 1967): at the optimum the diagonals of Λ and T agree where
-δ > 0, and W spans leading eigenvectors of diag(s) T diag(s). With as many columns as rows or coefficients, Λ = T.
+δ > 0, and W spans leading eigenvectors of diag(s) T diag(s). If V has as many columns as there are rows or
+coefficients, Λ = T.
 """
 
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def low_rank_sums(
 
 @dataclass(frozen=True)
 class LowRankProblem(Problem):
-    """Maximise F over this family. As a `Problem` it is that of the mean field, where the search begins."""
+    """Maximise F over this family. Methods inherited from `Problem` concern the mean field, where the search starts."""
 
     rank: int = 0
 

@@ -2,14 +2,14 @@
 
     F = Σ_j π_j { E_j[log p(y, β)] + H_j - log π_j + E_j[log r(j | β)] }
 
-The expected log likelihood is exact for every component. The entropy of a mixture has no closed form, but a lower bound
-with any r(j | β), which guesses the component of a β: the gap is the mean KL divergence from the true probabilities of
-the components to r. Here r decides one component after the other by a logistic regression on β,
+The expected log likelihood is exact for every component. The entropy of a mixture has no closed form, but any r(j | β)
+that guesses the component of β gives a lower bound, whose gap is the mean KL divergence from the true probabilities of
+the components to r. Here r decides on one component after the other by a logistic regression on β,
 
     r(j | β) = s(z_j) Π_{k<j} s(-z_k),      z_k = a_k + b_kᵀβ,
 
-whose expectations are those of softplus again, exact. If components have the same covariance, so is r for two of them.
-So F is a lower bound on the log evidence, and for one component the ELBO.
+whose expectations are again those of softplus, and exact. For two components with the same covariance, r is exact too.
+So F is a lower bound on the log evidence, and with one component it is the ELBO.
 """
 
 import math
@@ -28,8 +28,8 @@ from viper.softplus.expectation import expected_softplus
 from viper.softplus.limit import limit
 
 START_APART = 0.6  # standard deviations by which components start on either side of the mean
-CURVE_STEP = 1e-4  # of ϑ, for the derivative of the curvature
-SKEW_STEPS = 50  # to find the direction of the largest skewness
+CURVE_STEP = 1e-4  # step in ϑ for the derivative of the curvature
+SKEW_STEPS = 50  # steps to find the direction of the largest skewness
 MOST_EVALUATIONS = 3000
 
 
@@ -43,7 +43,7 @@ class Refining:
     weight: Tensor
     shift: Tensor  # mean of the prior
     precision: Tensor
-    constant: float  # of log p(β), and log |F| of the entropy
+    constant: float  # the constant of log p(β), and log |F| for the entropy
 
     def bound(self, log_weights: Tensor, means: Tensor, factors: Tensor, guess: Tensor) -> Tensor:
         """F, a lower bound on the ELBO; `guess` has (a_k, b_k) in its rows."""
@@ -139,7 +139,7 @@ def fit_mixture(source: Arrays, prior: Prior, posterior: Full, components: int) 
 def in_coefficients(
     log_weights: Tensor, means: Tensor, factors: Tensor, guess: Tensor, posterior: Full
 ) -> GaussianMixture:
-    """The mixture of u as that of β = μ + F u: a + bᵀu = (a - bᵀF⁻¹μ) + (F⁻ᵀb)ᵀβ."""
+    """The mixture of u in terms of β = μ + F u: a + bᵀu = (a - bᵀF⁻¹μ) + (F⁻ᵀb)ᵀβ."""
     F = posterior.factor
     guess = torch.cat([guess, guess.new_zeros(1, guess.shape[1])])
     slopes = torch.linalg.solve(F.T, guess[:, 1:].T).T

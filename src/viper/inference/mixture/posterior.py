@@ -1,6 +1,6 @@
-"""q(β) = Σ_j π_j N(μ_j, Σ_j) as a value: moments, draws, density, and what it says about rows.
+"""q(β) = Σ_j π_j N(μ_j, Σ_j) as a value: moments, draws, density, and the moments of f for rows.
 
-A row has one ϑ and one τ² for each component, and averages over β are sums of those under the components.
+A row has a ϑ and a τ² for each component, and an average over β is a weighted sum of averages under the components.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from viper.inference.rows import Block, Matrix
 from viper.softplus.expectation import expected_softplus
 from viper.softplus.limit import limit
 
-QUANTILE_HALVINGS = 60  # of an interval in which a quantile lies
-OUTERMOST = 10.0  # standard deviations beyond the outermost components where no quantile lies
+QUANTILE_HALVINGS = 60  # halvings of the interval that contains a quantile
+OUTERMOST = 10.0  # standard deviations; quantiles lie within so many of the outermost components
 GAP_SEED = 1
 
 
@@ -24,7 +24,7 @@ GAP_SEED = 1
 class GaussianMixture:
     """Σ_j π_j N(μ_j, F_j F_jᵀ), with the guess r(j | β) of the bound on its entropy (`mixture.family`).
 
-    Row k of the guess has a_k and b_k; the last one is not used, as the last component is what is left.
+    Row k of the guess holds a_k and b_k; the last row is not used, because the last component takes the rest.
     """
 
     weights: Tensor  # J
@@ -39,7 +39,7 @@ class GaussianMixture:
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """What a draw takes: standard normal numbers, the last of which chooses the component."""
+        """The shape of the standard normal noise of a draw; the last number chooses the component."""
         return (self.means.shape[1] + 1,)
 
     @property
@@ -109,14 +109,14 @@ class GaussianMixture:
         return (block.label[:, None] * theta - limit().moments(theta, tau2)[0]) @ self.weights
 
     def correct(self, block: Block) -> Tensor:
-        """Whether the more probable class of a row is its class."""
+        """Whether the more probable class of each row is its own."""
         probability = limit().moments(*self.latent(block))[1] @ self.weights
         return (probability > 0.5) == (block.label > 0.5)
 
     def entropy_gap(self, draws: int = 20_000, random_state: int = GAP_SEED) -> tuple[float, float]:
-        """By how many nats `elbo_` is below the ELBO, because of the bound on the entropy: estimate, standard error.
+        """Estimate by how many nats the bound on the entropy puts `elbo_` below the ELBO; with its standard error.
 
-        It is the mean divergence from the true probabilities of the components, given β, to the guess.
+        The gap is the mean divergence from the true probabilities of the components, given β, to the guess.
         """
         noise = np.random.default_rng(random_state).standard_normal((draws, *self.noise_shape))
         beta = self.draw(torch.from_numpy(noise).to(self.weights))
@@ -134,7 +134,7 @@ class GaussianMixture:
 
 
 def count_gaussians(posterior: Any) -> int:
-    """Number of Gaussians of which a posterior is a mixture."""
+    """Return the number of Gaussians in a posterior."""
     return len(posterior.weights) if isinstance(posterior, GaussianMixture) else 1
 
 

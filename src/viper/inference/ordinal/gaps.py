@@ -1,13 +1,13 @@
-"""Thresholds t_1 < … < t_{K-1} by the logarithms δ of the gaps between them.
+"""Thresholds t_1 < … < t_{K-1}, given by the logarithms δ of the gaps between them.
 
     g = e^δ,      t = B g,      Σ_j t_j = 0,
 
-with one gap for each of the K-2 middle levels. Centred thresholds make the order of the levels reversible: reversed
-gaps are the thresholds with their signs and order reversed. Where they lie is the intercept's business.
+with one gap for each of the K-2 middle levels. Because thresholds are centred, the order of the levels can be reversed:
+reversed gaps give the thresholds with signs and order reversed. The intercept determines where the thresholds lie.
 
-What the rows with two classes (`rows`) leave out of the likelihood is Σ_k n_k log(1 - e^{-g_k}), n_k the weight of the
-rows of level k. The prior is Gaussian, δ ~ N(δ₀, Q⁻¹), and the prior mean of the coefficients may follow δ; at first
-δ_k ~ N(0, σ²) independently of them, and where rows are added to a fit, both are the posterior so far.
+The rows with two classes (`rows`) leave Σ_k n_k log(1 - e^{-g_k}) out of the likelihood, n_k the weight of the rows of
+level k. The prior is Gaussian, δ ~ N(δ₀, Q⁻¹), and the prior mean of the coefficients may depend on δ. At first,
+δ_k ~ N(0, σ²) independently of the coefficients; if rows are added to a fit, the prior is the posterior so far.
 """
 
 import math
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from viper.inference.problem import LOG_2PI, Prior
 
-LEAST_BEND = 1e-8  # of the largest: where the profile is not concave, its curvature's size is used
+LEAST_BEND = 1e-8  # smallest curvature of the profile, relative to the largest; a negative one counts by its size
 
 
 @dataclass(frozen=True)
 class ThresholdSums:
     """Sums over the rows with two classes at a few points δ: c(y-g) and c h of each threshold, points × thresholds.
 
-    `pull` is the mean over points of Aᵀ c(y-g), and `cross` that of Aᵀ c h, d × thresholds.
+    `pull` and `cross` are the means over points of Aᵀ c(y-g), and of Aᵀ c h (d × thresholds).
     """
 
     residual: Tensor
@@ -36,7 +36,7 @@ class ThresholdSums:
 
 @dataclass(frozen=True)
 class GapPrior:
-    """δ ~ N(δ₀, Q⁻¹), given which the prior mean of the coefficients is m₀ + M(δ - δ₀)."""
+    """δ ~ N(δ₀, Q⁻¹); given δ, the prior mean of the coefficients is m₀ + M(δ - δ₀)."""
 
     mean: Tensor  # δ₀
     precision: Tensor  # Q
@@ -44,7 +44,7 @@ class GapPrior:
 
     @classmethod
     def independent(cls, size: int, dimension: int, scale: float) -> "GapPrior":
-        """δ_k ~ N(0, σ²), which says nothing about d coefficients."""
+        """δ_k ~ N(0, σ²), independent of the d coefficients."""
         zero = torch.zeros(dimension, size, dtype=torch.float64)
         return cls(torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64) / scale**2, zero)
 
@@ -73,7 +73,7 @@ class GapPrior:
 
 @dataclass(frozen=True)
 class Gaps:
-    """The level constants and the prior of the gaps, given n_k of all K levels."""
+    """The gaps' part of the objective, given the weights n_k of all K levels and the prior of the gaps."""
 
     counts: Tensor
     prior: GapPrior
@@ -87,7 +87,7 @@ class Gaps:
         return self.counts[1:-1]
 
     def start(self) -> Tensor:
-        """δ at which the levels of rows without features have their shares."""
+        """The δ that reproduces the observed shares of the levels without features."""
         shares = (self.counts + 0.5).cumsum(0)[:-1] / (self.counts + 0.5).sum()
         return torch.logit(shares).diff().log()
 
@@ -100,8 +100,8 @@ class Gaps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient and negative Hessian in δ of the ELBO, averaged over points δ (points × gaps) with these weights.
 
-        `mean` and `factor` are those of q, `prior` is that of w given the mean of δ. Only the Hessian allows for the
-        mean of q, which follows δ by R, the third result. q's covariance is held.
+        `mean` and `factor` belong to q; `prior` is that of w given the mean of δ. Only the Hessian accounts for the
+        mean of q, which moves with δ by R, the third result. The covariance of q is held fixed.
         """
         g, B, M = delta.exp(), threshold_matrix(self.size), self.prior.moving
         pulled = prior.apply(M)  # PM
@@ -126,7 +126,7 @@ def log_one_minus_exp(gap: Tensor) -> Tensor:
 
 
 def threshold_matrix(size: int) -> Tensor:
-    """B with t = B g: cumulative sums less their mean, (size + 1) × size."""
+    """B with t = B g: cumulative sums minus their mean, (size + 1) × size."""
     steps = torch.ones(size + 1, size, dtype=torch.float64).tril(-1)
     return steps - steps.mean(0)
 
@@ -137,7 +137,7 @@ def thresholds_of(delta: Tensor) -> Tensor:
 
 
 def inverse_root(matrix: Tensor) -> Tensor:
-    """The symmetric square root of H⁻¹, with the sizes of H's eigenvalues where they are not positive.
+    """The symmetric square root of H⁻¹; negative eigenvalues of H are replaced by their absolute values.
 
     A symmetric root does not depend on the order of the gaps, and neither do points on its axes.
     """
@@ -149,9 +149,9 @@ def inverse_root(matrix: Tensor) -> Tensor:
 
 
 def level_shares(below: Tensor, above: Tensor) -> Tensor:
-    """P(y = k) of all levels from P(y ≤ k) and P(y > k) of all but the last, on the last axis.
+    """P(y = k) of all levels, from P(y ≤ k) and P(y > k) of all but the last, along the last axis.
 
-    Each is the difference of the smaller tails, so that small ones keep their digits.
+    Each is a difference of the smaller tails, so that small probabilities keep their digits.
     """
     inside = torch.where(
         above[..., :-1] < below[..., 1:], above[..., :-1] - above[..., 1:], below[..., 1:] - below[..., :-1]

@@ -51,7 +51,7 @@ def log_prior_of_levels(prior: Prior, of_gaps: GapPrior, w: Tensor, delta: Tenso
 def level_log_likelihood(
     source: RowSource, w: Tensor, delta: Tensor, report: Callable[[int, int], None] | None = None
 ) -> Tensor:
-    """Σ_i c_i log p(y_i | w, δ) for each draw. `report` hears of rows done, and of all rows."""
+    """Σ_i c_i log p(y_i | w, δ) for each draw. `report` is called with rows done and all rows."""
     function = partial(block_level_log_likelihood, w=w, delta=delta)
     return reported_sum(source, function, torch.zeros_like(w[:, 0]), report)
 
@@ -80,7 +80,7 @@ def level_log_likelihoods(block: Block, w: Tensor, delta: Tensor) -> Tensor:
 
 
 def weighted_log_likelihoods(block: Block, draws: Tensor, width: int) -> Tensor:
-    """c_i log p(y_i | w, δ), draws × rows, of draws of (w, δ)."""
+    """c_i log p(y_i | w, δ), draws × rows, for draws of (w, δ)."""
     terms = level_log_likelihoods(block, draws[:, :width], draws[:, width:])
     return terms if block.weight is None else terms * block.weight
 

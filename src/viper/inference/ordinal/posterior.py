@@ -1,9 +1,9 @@
-"""The posterior of an ordinal regression: coefficients w given the log gaps δ, and δ, both Gaussian.
+"""The posterior of an ordinal regression: log gaps δ, and coefficients w given δ, both Gaussian.
 
     δ ~ N(δ̂, GGᵀ),      w | δ ~ N(μ + R(δ - δ̂), FFᵀ)
 
-The first is Laplace's approximation at the maximum of the ELBO over q(w), the second q(w) there, with a mean that
-follows its optimum. Draws of (w, δ) always have thresholds in order.
+The first is Laplace's approximation at the δ that maximises the ELBO over q(w); the second is q(w) there, with a mean
+that follows its optimum as δ moves. Draws of (w, δ) always have thresholds in order.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from viper.inference.rows import Block, Matrix
 
 @dataclass(frozen=True)
 class OrdinalPosterior:
-    """w given δ, and δ; w has the intercept last, which is minus the mean of the thresholds."""
+    """w given δ, and δ; the last entry of w is the intercept, minus the mean of the thresholds."""
 
     mean: Tensor  # μ
     factor: Tensor  # F
@@ -55,7 +55,7 @@ class OrdinalPosterior:
 
     @property
     def joint_factor(self) -> Tensor:
-        """[[F, RG], [0, G]], which makes (w, δ) from standard normal noise."""
+        """[[F, RG], [0, G]], which maps standard normal noise to (w, δ)."""
         below = self.factor.new_zeros(self.size, len(self.mean))
         return torch.cat([torch.cat([self.factor, self.moving], 1), torch.cat([below, self.gap_factor], 1)])
 
@@ -90,7 +90,7 @@ class OrdinalPosterior:
         return -0.5 * (noise.square() + LOG_2PI).sum(1) - scales[0] - scales[1]
 
     def as_prior(self, forget: float = 1.0) -> tuple[Prior, GapPrior]:
-        """The posterior as the prior of the next rows, with its precision multiplied by `forget`."""
+        """Return the posterior as a prior for the next rows, with its precision multiplied by `forget`."""
         inverse, of_gaps = torch.linalg.inv(self.factor), torch.linalg.inv(self.gap_factor)
         gaps = GapPrior(self.log_gaps, forget * of_gaps.T @ of_gaps, self.response)
         return Prior(self.mean, forget * inverse.T @ inverse), gaps
@@ -98,8 +98,8 @@ class OrdinalPosterior:
     def points(self) -> tuple[Tensor, Tensor]:
         """Standard normal coordinates of a few δ (k × gaps) and their weights, which are positive.
 
-        The points have mean 0 and covariance I. Up to three gaps, they also have the fourth moments of each axis: then
-        they are those of Gauss and Hermite with three nodes on each axis.
+        The points have mean 0 and covariance I. Up to three gaps, they also match the fourth moments of each axis,
+        because they are the Gauss-Hermite points with three nodes per axis.
         """
         m = self.size
         if not m:
@@ -113,7 +113,7 @@ class OrdinalPosterior:
         return places, weights
 
     def latent(self, block: Block) -> tuple[Tensor, Tensor]:
-        """ϑ and τ² of f given each of the `points`, rows × points; without gaps, one of each."""
+        """ϑ and τ² given each of the `points`, rows × points; without gaps, one of each per row."""
         theta, tau2 = block.design.project(self.mean), block.design.spread(self.factor).clamp(min=0.0)
         if block.offset is not None:
             theta = theta + block.offset
@@ -125,7 +125,7 @@ class OrdinalPosterior:
         return theta[:, None] + moved, tau2[:, None].expand_as(moved)
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
-        """The centred thresholds at each of the `points`, points × thresholds, and the weights of these."""
+        """The centred thresholds at each of the `points` (points × thresholds), and the weights of the points."""
         places, weights = self.points()
         return thresholds_of(self.log_gaps + places @ self.gap_factor.T), weights
 

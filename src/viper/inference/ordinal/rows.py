@@ -4,9 +4,9 @@ For thresholds a < b,
 
     s(b-f) - s(a-f) = s(b-f) s(f-a) (1 - e^{a-b}),
 
-so a row of level k, between the thresholds t_{k-1} and t_k, is two rows with two classes: one of class 1 with the
-offset -t_{k-1}, one of class 0 with the offset -t_k. The lowest and the highest level have only one of them. What is
-left is a constant of the thresholds (`gaps.Gaps`).
+so a row of level k, between the thresholds t_{k-1} and t_k, becomes two rows with two classes: one of class 1 with the
+offset -t_{k-1}, one of class 0 with the offset -t_k. The lowest and the highest level have only one of them. The last
+factor depends on the thresholds alone (`gaps.Gaps`).
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from viper.inference.sums import sums
 from viper.softplus.bounds import build_bound
 from viper.softplus.limit import limit
 
-# error of the moments; moves thresholds by 1e-8 or less
+# an error of 1e-8 in the moments moves thresholds by 1e-8 or less
 ROUGH_LEVELS = build_bound("viper", None, None, None, None, 1e-8)
 
 
@@ -48,7 +48,7 @@ class LevelRows:
 
     @cached_property
     def split(self) -> tuple[Arrays, Tensor] | None:
-        """In memory, the rows with two classes and the number of each one's threshold; the middle levels come twice."""
+        """For rows in memory, the rows with two classes and the index of each one's threshold; middle levels twice."""
         if self.source.traits.where != "memory":
             return None
         rows = self.source.in_memory()
@@ -88,7 +88,7 @@ class LevelRows:
 
 
 def stacked_rows(first: Arrays, second: Arrays) -> Arrays:
-    """The rows of both, which have the same columns and vectors."""
+    """Concatenate the rows of both, which have the same columns and vectors."""
     vectors: dict[str, Any] = {name: torch.cat([x, second.vectors()[name]]) for name, x in first.vectors().items()}
     features = first.features, second.features
     both = scipy.sparse.vstack(features, "csr") if scipy.sparse.issparse(features[0]) else torch.cat(features)
@@ -96,9 +96,9 @@ def stacked_rows(first: Arrays, second: Arrays) -> Arrays:
 
 
 def two_terms(block: Block, levels: int) -> list[Block]:
-    """The rows of a block as rows with two classes, without thresholds: all, and the middle levels again.
+    """A block as two blocks of rows with two classes, without thresholds.
 
-    The second time, rows of the lowest and the highest level have weight 0.
+    The second has the middle levels again; its rows of the lowest and the highest level have weight 0.
     """
     level = block.label.long()
     one = torch.ones_like(level, dtype=torch.float64)
@@ -137,7 +137,7 @@ def threshold_sums(block: Block, posterior: OrdinalPosterior, thresholds: Tensor
 
 @dataclass(frozen=True)
 class ThresholdRows(SourceWrapper):
-    """Rows that are read in blocks, whose labels are levels, as rows with two classes."""
+    """Rows read in blocks, whose labels are levels, as rows with two classes."""
 
     source: RowSource
     thresholds: Tensor
@@ -156,7 +156,7 @@ class ThresholdRows(SourceWrapper):
 
 
 def sums_of_terms(block: Block, inner: Any, thresholds: Tensor, **given: Any) -> list[Tensor]:
-    """What the inner function returns for the rows with two classes of a block."""
+    """The inner function's sums over the rows with two classes of a block."""
     level, offset = block.label.long(), 0.0 if block.offset is None else block.offset
     numbers = (level - 1).clamp(min=0), level.clamp(max=len(thresholds) - 1)
     terms = zip(two_terms(block, len(thresholds) + 1), numbers, strict=False)
@@ -189,5 +189,5 @@ class OrderedRows(SourceWrapper):
 
 
 def reordered(block: Block, of_levels: Any, order: Tensor, **given: Any) -> Any:
-    """What a function returns for a block whose labels are levels."""
+    """A function's result for a block, with its labels converted to levels."""
     return of_levels(replace(block, label=order.to(block.label.device)[block.label.long()].to(torch.float64)), **given)

@@ -1,1 +1,1 @@
-"""Many columns: full covariances of nearly as many as rows, or more, and mean fields without matrices of that size."""
+"""Many columns: full covariances for nearly as many columns as rows, and mean fields without d × d matrices."""

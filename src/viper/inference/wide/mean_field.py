@@ -12,7 +12,7 @@ and δτ² = A²v, and
     δg = ∂g/∂ϑ δϑ + ½ ∂h/∂ϑ δτ²,      δh = ∂h/∂ϑ δϑ + ∂h/∂v δτ².
 
 So a product with the Hessian reads A once. Conjugate gradients solve for each step to a tenth of the gradient, and
-about ten steps end at the optimum.
+about ten steps reach the optimum.
 """
 
 import math
@@ -28,14 +28,14 @@ from viper.inference.steps import LARGEST_CURVATURE, gradient
 from viper.inference.sums import Sums
 
 MOST_CLIMBED = 100  # steps; most fits need about ten
-MOST_READINGS = 3000  # of A, where there are too many columns for matrices to take over
+MOST_READINGS = 3000  # readings of A if there are too many columns for matrices to take over
 LONG_STEP = 1.0  # nats: after a step that gained more, the next is solved roughly
-ROUGH_SHARE, FINE_SHARE = 0.3, 0.1  # of the gradient that a step leaves
+ROUGH_SHARE, FINE_SHARE = 0.3, 0.1  # share of the gradient that a step leaves
 FIRST_CLIMBED = 10  # steps after which most fits gain less than LONG_STEP
-SHORTEST_MOVE = 1e-6  # fraction of a step
-LARGEST_SQUARE = 1e20  # of a column, weighted, and the inverse of the smallest
-FLATTEST = 0.03  # the least curvature in these coordinates, before products have shown a smaller one
-NEARLY_QUADRATIC = 1e-4  # nats: a step that gains no more ends where it was to end
+SHORTEST_MOVE = 1e-6  # smallest fraction of a step that is tried
+LARGEST_SQUARE = 1e20  # largest weighted square of a column for float32; its inverse is the smallest
+FLATTEST = 0.03  # curvature assumed in the flattest direction of these coordinates, until products find a smaller one
+NEARLY_QUADRATIC = 1e-4  # nats: the gain of a step this small can be predicted
 
 
 class MeanFieldPoint(NamedTuple):
@@ -69,7 +69,7 @@ def point_at(problem: Problem, q: Gaussian) -> MeanFieldPoint:
 
 
 class MeanField(NamedTuple):
-    """Where a climb ended: F there, about how many nats below the optimum, and whether that is close enough."""
+    """Where a climb ended: q and F there, about how many nats are left, and whether that is close enough."""
 
     q: Gaussian
     value: float
@@ -77,12 +77,12 @@ class MeanField(NamedTuple):
     close: bool
     passes: float  # readings of A
     magnitude: float
-    flattest: float  # the least curvature that was seen
-    predicted: float = 0.0  # how much of F is predicted, not computed
-    outgrown: bool = False  # whether it ended far from the optimum, because log-odds became too large
+    flattest: float  # smallest curvature found
+    predicted: float = 0.0  # part of F that is predicted, not computed
+    outgrown: bool = False  # whether it ended far from the optimum because log-odds became too large
 
 
-Told = Callable[[float, float, float], None]  # hears of F, the length of a step, and the nats that it was to gain
+Told = Callable[[float, float, float], None]  # takes F, the length of a step, and its predicted gain in nats
 
 
 def climb_mean_field(
@@ -97,8 +97,8 @@ def climb_mean_field(
 ) -> MeanField:
     """Climb from q until less than `close` nats are left (by default `most_left`), in about `most` readings of A.
 
-    No more nats are left than half the squared gradient over the least curvature. F is not computed after a last step
-    that leaves less.
+    The nats left are at most half the squared gradient over the least curvature. F is not computed after the last step,
+    whose gain is predicted.
     """
     at, passes, gain, designs = point_at(problem, q), 1, math.inf, None
     for taken in range(steps + 1):
@@ -131,7 +131,7 @@ def half_square(vector: Tensor) -> float:
 
 
 def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFieldPoint | None, float, int]:
-    """The point at the end of the step, or of half of it, ..., where F is not lower; that fraction; and passes made."""
+    """The first point at the whole step, half of it, ... where F is not lower; that fraction; and the passes made."""
     rho, passes, noise = 1.0, 0, problem.noise(at.value)
     while rho > SHORTEST_MOVE:
         new = at.moved(step, rho)
@@ -144,7 +144,7 @@ def uphill(problem: Problem, at: MeanFieldPoint, step: Tensor) -> tuple[MeanFiel
 
 
 class Solved(NamedTuple):
-    """A step, half the square of the gradient that it leaves, the least curvature along the way, and the products."""
+    """A step, half the squared gradient that it leaves, the least curvature met, and the number of products."""
 
     step: Tensor
     rest: float
@@ -155,8 +155,8 @@ class Solved(NamedTuple):
 def solved_step(problem: Problem, at: MeanFieldPoint, share: float, designs: list[Matrix] | None) -> Solved:
     """Solve for Newton's step by conjugate gradients, until this share of the gradient is left.
 
-    The last of them adds no more than this share to the step: a small gradient alone says little about directions in
-    which the Hessian is nearly singular.
+    The last iteration must also add no more than this share to the step, because a small gradient says little about
+    directions in which the Hessian is nearly singular.
     """
     residual = at.gradient.clone()
     x, direction = torch.zeros_like(residual), residual.clone()
@@ -180,7 +180,7 @@ def solved_step(problem: Problem, at: MeanFieldPoint, share: float, designs: lis
 
 
 def times_hessian(problem: Problem, at: MeanFieldPoint, direction: Tensor, designs: list[Matrix] | None) -> Tensor:
-    """Minus the Hessian of F times a direction, for steps only: `designs` may have rows in float32."""
+    """Minus the Hessian of F times a direction; `designs` may be in float32, because the result only steers steps."""
     given = at.units * direction
     out = at.total.hessian(*given, designs=designs).mul_(at.units)
     if problem.prior.precision.ndim == 1 and problem.prior.loadings is None:
@@ -198,6 +198,6 @@ def steering_designs(problem: Problem, total: Sums) -> list[Matrix] | None:
 
 
 def widest(problem: Problem) -> Gaussian:
-    """N(m₀, v), v by the largest possible curvature: where a climb starts."""
+    """N(m₀, v), where a climb starts, with v from the largest possible curvature."""
     total = problem.total(problem.prior.mean, None, LARGEST_CURVATURE)
     return Gaussian(problem.prior.mean, problem.prior.diagonal + total.gram)

@@ -6,12 +6,13 @@ u = (K∘K) δλ and r = c h - λ,
 
     δτ² = -u,      δϑ = AΣ ∂F/∂μ + ½ K c ∂h/∂ϑ u,      δλ = r + c ∂h/∂ϑ δϑ + c ∂h/∂v δτ²,
 
-a system of n equations, which GMRES solves with products of the n × n matrices K and K∘K. Where the optimum is too far
-for Newton's method, the diagonal family is climbed in coordinates in which q is N(0, I): it contains q, nearly contains
-the optimum, and needs no products of matrices.
+a system of n equations, which GMRES solves with products of the n × n matrices K and K∘K. If the optimum is too far
+for Newton's method, the diagonal family is climbed in coordinates in which q is N(0, I). There it contains q, nearly
+contains the optimum, and needs no products of matrices.
 
-All this happens in float32, in fixed coordinates w = F₀⁻¹β in which the curvature is near the identity, so that nothing
-is lost to cancellation. It ends within about 1e-11 nats of the optimum; the solver takes the last step in float64.
+All this happens in float32, in fixed coordinates w = F₀⁻¹β in which the curvature is near the identity, so that no
+digits are lost to cancellation. It ends within about 1e-11 nats of the optimum; the solver takes the last step in
+float64.
 """
 
 import math
@@ -34,16 +35,16 @@ from viper.inference.rows import LEAST_TRIANGULAR, Arrays, Block, Dense
 from viper.inference.sums import row_curvatures
 from viper.inference.wide.mean_field import MOST_READINGS, MeanField, climb_mean_field, widest
 
-MOST_ROWS_PER_COLUMN = 6  # beyond, K takes longer than the passes it saves
-MOST_ROWS = 10_000  # K and K∘K take 0.8 GB there; more only with more columns, whose own matrices take as much
+MOST_ROWS_PER_COLUMN = 6  # with more, K takes longer than the passes it saves
+MOST_ROWS = 10_000  # K and K∘K then take 0.8 GB; more are allowed with more columns, whose d × d matrices take as much
 MOST_SITE_POINTS = 24  # a fit needs 4 to 10
-ROUGHLY, NEARLY = 10.0, 0.1  # nats left in the diagonal family: of the columns, and of the coordinates of q
+ROUGHLY, NEARLY = 10.0, 0.1  # nats left in the diagonal family: in the original coordinates, and in those of q
 NEWTON_REACH = 5.0  # nats: from there Newton's method converges
-LEAST_PRECISION = 1e-4  # of a row in the coordinates w, so that rows without weight do not tower there
-QUADRATIC = 1e-5  # nats from which one Newton step ends at the optimum, to rounding in float32
+LEAST_PRECISION = 1e-4  # least precision of a row when w is chosen, so that rows without weight are not huge in w
+QUADRATIC = 1e-5  # nats from which one Newton step reaches the optimum, up to rounding in float32
 GMRES_TOLERANCE, GMRES_STEPS = 1e-3, 30
-LEAST_KEPT = 0.1  # of a row's precision in one step
-ROUNDING_OF_SINGLE = 1e-6  # of F, relative
+LEAST_KEPT = 0.1  # share of a row's precision that one step must keep
+ROUNDING_OF_SINGLE = 1e-6  # rounding of F in float32, relative
 
 
 def sites_help(problem: Problem) -> bool:
@@ -161,7 +162,7 @@ class RowSites:
         return mean, np.maximum(point.precisions + change, LEAST_KEPT * point.precisions)
 
     def towards(self, point: SitePoint, mean: np.ndarray, precisions: np.ndarray) -> tuple[SitePoint | None, float]:
-        """Return the point there, or half way, where F is not lower, or None; and the number of passes."""
+        """Return the new point, or the one half way, if F is not lower there, otherwise None; and the passes made."""
         least = point.value - ROUNDING_OF_SINGLE * (abs(point.value) + 1.0)
         new = self.at(mean, precisions)
         if new.value >= least:
@@ -180,7 +181,7 @@ def climb_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed
 
 
 def ascend_by_sites(problem: Problem, report: Callable[[float], None]) -> Climbed | None:
-    """From the diagonal family to the full one: climbing where the optimum is far, Newton's method where it is near."""
+    """From the diagonal family to the full one: climb while the optimum is far, then use Newton's method."""
     assert problem.rough is not None
     arrays = problem.source.in_memory()
     block = next(replace(arrays, block_rows=arrays.rows).cut())
