@@ -245,7 +245,7 @@ def test_missing_values_by_each_rule(run):
 def test_predictions_are_the_models(run, monkeypatch):
     fitted(run, "-t", "died", "-o", "m.viper", "--cv", "0")
     monkeypatch.setattr("viper.cli.commands.predict.PART_ROWS", 40)
-    code, out, err = run("predict", "m.viper", "data.csv", "--interval", "0.8", "--keep", "age")
+    code, out, err = run("predict", "m.viper", "data.csv", "--level", "0.8", "--keep", "age")
     assert code == 0, err
     table = pd.read_csv(io.StringIO(out))
     model = viper.load("m.viper")
@@ -254,6 +254,21 @@ def test_predictions_are_the_models(run, monkeypatch):
     np.testing.assert_allclose(table[["lower", "upper"]], model.predict_interval(FRAME, 0.8), rtol=1e-12)
     assert table["label"].tolist() == model.predict(FRAME).tolist()
     assert table["age"].tolist() == FRAME["age"].tolist()
+
+
+@pytest.mark.parametrize("options", [[], ["--robust"], ["--missing", "drop"], ["--missing", "multiple"]])
+def test_rows_of_the_fit_are_noted(options, run):
+    """Found by the file's bytes or, where the file is another, by the ELBO."""
+    said = "these are the rows of the fit, which flatters the scores"
+    FRAME.assign(age=FRAME["age"].where(FRAME.index > 2)).to_csv("holes.csv", index=False)
+    FRAME.iloc[:-1].to_csv("fewer.csv", index=False)
+    name = "holes.csv" if "--missing" in options else "data.csv"
+    assert run("fit", name, "-t", "died", "-o", "m.viper", "--cv", "0", *options)[0] == 0
+    assert said in run("evaluate", "m.viper", name)[2]
+    assert said not in run("evaluate", "m.viper", "fewer.csv")[2]
+    if not options:
+        FRAME.to_parquet("same.parquet")
+        assert said in run("evaluate", "m.viper", "same.parquet")[2]
 
 
 def test_other_formats_give_the_same_predictions(run):
@@ -487,6 +502,26 @@ def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(command, "--help")
     assert code == 0
     assert f"viper {command}" in out.split("Examples")[1]
+
+
+def test_the_program_alone_shows_its_help(run):
+    assert run() == (2, "", run("--help")[1])
+
+
+def test_help_names_kinds_of_values_as_people_do(run):
+    text = run("fit", "--help")[1]
+    assert "--drop <text>" in text
+    assert "--cv <integer>" in text
+    assert "--test-size <number>" in text
+    assert not re.search(r"<(list|str|int|float)\b", text)
+
+
+def test_a_wrong_value_is_refused_in_plain_words(run):
+    line = "viper: --level must be less than or equal to 0.999999. See: viper predict --help\n"
+    assert run("predict", "m.viper", "data.csv", "--level", "95") == (2, "", line)
+    code, _, err = run("fit", "data.csv", "--missing", "zero")
+    assert code == 2
+    assert err.startswith("viper: Invalid value for '--missing': 'zero' is not one of 'error',")
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])

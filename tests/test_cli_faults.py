@@ -118,7 +118,21 @@ def test_a_model_from_elsewhere(folder):
 
 def test_a_model_as_a_table(folder):
     done = run_viper("predict", "model.viper", "model.viper", folder=folder)
-    refused(done, INPUT, "model.viper must be a table; got a model")
+    refused(done, INPUT, "model.viper must be a table; got a model. Name a table; a model comes before it.")
+
+
+@pytest.mark.parametrize("name", ["p.xlsx", "p.tsv", "p.XLS"])
+def test_output_named_like_another_format(name, folder):
+    done = run_viper("predict", "model.viper", "data.csv", "-o", name, folder=folder)
+    refused(done, OUTPUT, f"the output must be CSV or Parquet; got {name}. End its name in .csv, .csv.gz or .parquet.")
+    assert not (folder / name).exists()
+
+
+def test_rows_in_another_encoding(folder):
+    """The separator and the decimal mark of new rows are looked for before the rows are read."""
+    (folder / "latin.csv").write_bytes("age;ward\n50;Köln\n".encode("latin-1"))
+    done = run_viper("predict", "model.viper", "latin.csv", folder=folder)
+    refused(done, INPUT, "latin.csv must be utf-8 text; got byte 0xf6 at position 13, in line 2. Pass --encoding latin")
 
 
 def test_a_table_as_a_model(folder):
@@ -134,6 +148,10 @@ def test_a_table_as_a_model(folder):
             "--target must be a column of the table; got 'nosuch'",
         ),
         (
+            ["evaluate", "model.viper", "unlabelled.csv"],
+            "the table must have the target of the model, to compare predictions with; got no 'died'. Pass --target",
+        ),
+        (
             ["predict", "model.viper", "data.csv", "--keep", "agee"],
             "--keep must be a column of the table; got 'agee'. Did",
         ),
@@ -141,10 +159,15 @@ def test_a_table_as_a_model(folder):
             ["fit", "data.csv", "-t", "died", "--drop", "age,ward"],
             "Repeat the option for each column: --drop age --drop",
         ),
+        (
+            ["fit", "data.csv", "-t", "died", "--drop", "age, ward"],
+            "Repeat the option for each column: --drop age --drop ward.",
+        ),
         (["fit", "data.csv", "-t", "died", "--drop", "xyz"], "--drop must be a column of the table; got 'xyz'. Choose"),
     ],
 )
 def test_columns_that_options_name(arguments, words, folder):
+    FRAME.drop(columns="died").to_csv(folder / "unlabelled.csv", index=False)
     refused(run_viper(*arguments, folder=folder), INPUT, words)
 
 

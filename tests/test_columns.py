@@ -56,6 +56,21 @@ def test_blanks_around_text_do_not_make_levels(command):
     assert "ward[T.east]" in {row["name"] for row in json.loads(out)["coefficients"]}
 
 
+def test_capitals_make_levels_and_are_noted(command):
+    shouted = FRAME.assign(ward=FRAME["ward"].where(FRAME.index % 2 == 0, FRAME["ward"].str.upper()))
+    shouted["y"] = FRAME["y"].where(FRAME.index % 3 > 0, FRAME["y"].str.title())
+    shouted.to_csv("t.csv", index=False)
+    code, _, err = command("fit", "t.csv", "-t", "y", "--drop", "when", "--cv", "0", "-o", "m.viper")
+    assert code == 0, err
+    for groups in (
+        "column 'ward' tells 'EAST' and 'east', 'WEST' and 'west'",
+        "column 'y' tells 'No' and 'no', 'Yes' and 'yes'",
+    ):
+        assert f"{groups} apart; spell them alike if they mean the same." in notes(err)
+    FRAME.to_csv("tidy.csv", index=False)
+    assert "apart" not in command("fit", "tidy.csv", "-t", "y", "--drop", "when", "--cv", "0")[2]
+
+
 def test_blanks_around_classes_do_not_make_classes(command):
     untidy = FRAME.assign(y=FRAME["y"].where(RNG.random(ROWS) < 0.8, FRAME["y"] + " "))
     model = Logistic.from_formula("y ~ x", untidy)

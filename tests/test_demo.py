@@ -41,7 +41,7 @@ def test_the_unsure_tumour_and_its_twin_are_shown(output):
     assert seen.width[wide] > 1.5 * seen.width[narrow]
     assert seen.latent_sd[wide] > seen.latent_sd[narrow]
     for k in (wide, narrow):
-        assert f"tumour {data.test.index[k]}: malignant with probability {100 * seen.probability[k]:.0f}" in text
+        assert f"tumour {k + 1}: malignant with probability {100 * seen.probability[k]:.0f}" in text
         assert f"± {seen.latent_sd[k]:.1f}" in text
     assert f"{fitted.model.elbo_:.2f}" in text
 

@@ -78,6 +78,12 @@ def test_every_formula_is_mathml(site):
 
 
 @site_tools
+def test_words_that_an_option_may_be_are_shown_as_they_are_typed(site):
+    text = (site / "reference" / "estimators.html").read_text(encoding="utf-8")
+    assert "(<code>&quot;full&quot;, &quot;diagonal&quot;, &quot;low-rank&quot;</code>, default:" in text
+
+
+@site_tools
 def test_every_page_is_in_the_navigation(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     known = set(re.findall(r'href="([^"#:]+\.html)"', index))

@@ -86,6 +86,19 @@ def test_the_matrix_is_formulaics(right):
     np.testing.assert_allclose(X, expected[list(X)], rtol=1e-14, atol=1e-14)
 
 
+def test_a_power_in_a_call_may_be_written_as_in_r():
+    in_r, in_python = (learn_formula(f"y ~ I(age{sign}2) + ward", FRAME).X for sign in ("^", "**"))
+    np.testing.assert_array_equal(in_r, in_python)
+    np.testing.assert_array_equal(in_r["I(age ** 2)"], FRAME["age"] ** 2)
+
+
+def test_a_stored_power_of_one_column_still_loads():
+    """Earlier versions took age^2, which is age."""
+    state = learn_formula("y ~ age + ward", FRAME).encoding.to_state()
+    X = Encoding.from_state(state | {"formula": "y ~ age^2 + ward"}).encode(FRAME)
+    np.testing.assert_array_equal(X["age"], FRAME["age"])
+
+
 @pytest.mark.parametrize("right", FORMULAS.values(), ids=FORMULAS)
 def test_an_encoding_from_a_file_gives_the_same_rows(right):
     learned = learn_formula(f"y ~ {right}", FRAME, standardize=True)
@@ -343,6 +356,7 @@ REFUSED = {
     "sum without end": ("y ~ age +", "must be followed by a term"),
     "number as term": ("y ~ 2 * age", "must be terms joined by"),
     "function of text": ("y ~ log(ward)", "got 'ward', a column of text"),
+    "table before formula": (FRAME, "a formula must be text; got DataFrame."),
     "open backtick": ("y ~ `age", "got '`age'"),
     "a million interactions": ("y ~ (age + grade + `mean r` + log + ward)^10", "may have at most 10,000 terms"),
     "a huge power": ("y ~ I(9**9**9**9)", "must be a function of columns and numbers"),
@@ -351,6 +365,10 @@ REFUSED = {
         "must be a function of columns and numbers",
     ),
     "a large degree": ("y ~ poly(age, 50)", "degree of poly() must be at most 10"),
+    "a square outside of a call": ("y ~ grade + age**2", "got age**…, which is age itself. Write I(age**2), or poly"),
+    "a square in a product": ("y ~ ward:`mean r`^2", "Write I(`mean r`**2), or poly(`mean r`, 2)."),
+    "brackets in a name": ("y ~ mean (r) + age", "must be in `backticks`; got mean r. Write `mean r`."),
+    "half a name": ("y ~ mean + age", "Did you mean 'mean r'? Put names with blanks or signs in `backticks`."),
     "import": ("y ~ __import__('os')", "functions in a formula must be C, log"),
     "import in a call": ("y ~ log(__import__('os'))", "must contain columns and numbers"),
     "attribute": ("y ~ age.values", "got it after 'age'"),

@@ -669,6 +669,13 @@ def test_an_existing_file_is_kept_unless_overwrite_is_set(model, data, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_an_existing_file_is_refused_before_anything_is_computed(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("viper.report.classes.page.any_study", lambda *arguments: pytest.fail("it began to compute"))
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(StorageError, match="path must be new"):
+        report.write(model, data, "ill", tmp_path / "report.html")
+
+
 def test_bad_data_leave_the_old_report_in_place(model, data, tmp_path):
     path = tmp_path / "report.html"
     path.write_text("mine")

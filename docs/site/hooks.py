@@ -17,6 +17,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 OUTWARD = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 MADE = re.compile(r"<!-- made: (\w+) ?(.*?) -->")
 DIAGRAM = "<!-- made: diagram -->"
+# words that an option may be, {"full", "low-rank"} in a docstring; mkdocstrings takes them for names: full, low - rank
+CHOICES = re.compile(r'<code>\(((?:<span title="[^"]*">\w+</span>(?:, | - )?)+)\)')
 WORKER = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch for search without a server
 
 # Operators as TeX spaces them, where a browser's dictionary says otherwise.
@@ -75,8 +77,14 @@ def mathml(tex: str, display: bool) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Search in pages opened from a file, by a script of our own."""
+    """Search in pages opened from a file, by a script of our own; words that an option may be, as they are typed."""
+    output = CHOICES.sub(quoted_words, output)
     return output.replace(WORKER, get_relative_url("site/worker.js", page.url))
+
+
+def quoted_words(found: re.Match[str]) -> str:
+    words = re.sub("<[^>]*>", "", found[1]).replace(" - ", "-").split(", ")
+    return found[0] if {*words} <= {"int", "float"} else "<code>" + ", ".join(f"&quot;{word}&quot;" for word in words)
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:

@@ -137,6 +137,12 @@ def one_line(error: BaseException) -> str:
     return text.replace("overwrite=True", "--force")
 
 
+def usage_words(message: str) -> str:
+    """Return what typer says about a wrong command line in the words of the other messages."""
+    message = message.rstrip(".").replace("Value error, ", "")
+    return re.sub(r"^Invalid value for '([\w-]+)'[^:]*: Input should be ", r"\1 must be ", message)
+
+
 def print_error(text: str) -> None:
     screen = console(stderr=True)
     screen.print("[bold red]viper:[/] ", end="")
@@ -180,9 +186,12 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = app(args=arguments, prog_name="viper", standalone_mode=False)
     except UsageError as error:
-        where = error.ctx.command_path if error.ctx else "viper"
-        message = error.format_message().rstrip(".")
-        print_error(f"{message}{'' if message.endswith('?') else '.'} See: {where} --help")
+        if error.ctx is not None and error.format_message() == error.ctx.get_help():  # `viper` alone
+            sys.stderr.write(error.format_message() + "\n")
+        else:
+            where = error.ctx.command_path if error.ctx else "viper"
+            message = usage_words(error.format_message())
+            print_error(f"{message}{'' if message.endswith('?') else '.'} See: {where} --help")
         code = USAGE
     except typer.Exit as done:
         code = done.exit_code

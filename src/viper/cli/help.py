@@ -1,11 +1,20 @@
 """The help of the program and its commands: plain text, with room for whole sentences on narrow terminals."""
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 LINES_OF_HELP = {"max_content_width": 100}  # columns, as longer lines are hard to read
 NAMES_WIDTH = 26  # columns for the names of options; longer ones have a line of their own
+VALUE_WORDS = {  # of values, by typer's names for their types
+    "str": "text",
+    "list[str]": "text",
+    "int": "integer",
+    "int range": "integer",
+    "float": "number",
+    "float range": "number",
+}
 SUBJECTS = {"argument": "Arguments", "option": "Options"}  # of parameters that name no section of their own
 
 
@@ -21,6 +30,11 @@ def first_sentence(text: str) -> str:
     return text.partition("\n\n")[0].partition(". ")[0].rstrip(".") + "."
 
 
+def with_plain_kinds(names: str) -> str:
+    """Write what an option takes as `<text>` or `<integer>`, not as Python's types."""
+    return re.sub("<([^<>]+)>", lambda found: f"<{VALUE_WORDS.get(found[1], found[1])}>", names)
+
+
 class HelpfulCommand(TyperCommand):
     """A command whose help has its options in the sections that `rich_help_panel` names."""
 
@@ -30,7 +44,7 @@ class HelpfulCommand(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 subject = getattr(parameter, "rich_help_panel", None) or SUBJECTS[parameter.param_type_name]
-                sections.setdefault(subject, []).append(record)
+                sections.setdefault(subject, []).append((with_plain_kinds(record[0]), record[1]))
         for subject, records in sections.items():
             with formatter.section(subject):
                 formatter.write_dl(records, col_max=NAMES_WIDTH)

@@ -97,6 +97,13 @@ def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
     )
 
 
+def is_file_of_fit(model: Any, table: TableFile) -> bool:
+    """Return whether the model was fitted to a file with the same bytes."""
+    training = getattr(getattr(model, "formula_", None), "training", None)
+    file = None if training is None else training.file
+    return file is not None and table.source.is_file() and file.sha256 == file_digest(table.source)
+
+
 def coefficient_document(model: Any, facts: Any, level: float) -> dict[str, Any]:
     units = model.formula_.units if hasattr(model, "formula_") else {}
     rows = []

@@ -33,7 +33,7 @@ TablePath = Annotated[
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `viper fit` or `model.save`.")]
 Target = Annotated[
     str | None,
-    optional("Column to predict, with two classes. (default: from --formula; y in a LIBSVM file)", "--target", "-t"),
+    optional("Column to predict. (default: from --formula; y in a LIBSVM file)", "--target", "-t"),
 ]
 KnownTarget = Annotated[
     str | None, optional("Column with the observed classes. (default: the target of the fit)", "--target", "-t")
@@ -98,7 +98,10 @@ SafeCells = Annotated[
         help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
     ),
 ]
-Level = Annotated[float, typer.Option(help="Posterior mass of the credible intervals.", min=0.001, max=0.999999)]
+Level = Annotated[
+    float,
+    typer.Option("--level", "--interval", help="Posterior mass of the credible intervals.", min=0.001, max=0.999999),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
 Seed = Annotated[
@@ -155,16 +158,17 @@ class Reading:
 
     def as_in_the_fit(self, table: "TableFile", fitted_to: "TrainingFile") -> "TableFile":
         """Read with the options of the file of the fit, unless others were given or this file shows others."""
-        from viper.data.csv_text import shown_decimal, shown_encoding, shown_separator
+        from viper.data.csv_text import shown_decimal, shown_encoding, shown_separator, worded_csv_errors
 
         if table.kind().word != "csv":
             return table
         if self.encoding is None:
             table = replace(table, encoding=shown_encoding(table, fitted_to.encoding))
-        if self.separator is None:
-            table = replace(table, separator=shown_separator(table, fitted_to.separator))
-        if self.decimal is None:
-            table = replace(table, decimal=shown_decimal(table, fitted_to.decimal))
+        with worded_csv_errors(table):
+            if self.separator is None:
+                table = replace(table, separator=shown_separator(table, fitted_to.separator))
+            if self.decimal is None:
+                table = replace(table, decimal=shown_decimal(table, fitted_to.decimal))
         for name in ("encoding", "decimal"):
             used, before = getattr(table, name), getattr(fitted_to, name)
             if getattr(self, name) is None and used != before:

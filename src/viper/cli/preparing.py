@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from viper.formula.learn import Learned
 
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
+MOST_ALIKE_SHOWN = 3  # groups of levels that differ in capitals only, in a note
 MOST_CLASSES = 20  # of a target, or so many per row:
 MOST_CLASS_SHARE = 0.05
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
@@ -203,12 +205,24 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
         if trimmed is not column and (name != target or column.nunique() > trimmed.nunique()):
             cells = int((trimmed.astype(object) != column.astype(object))[column.notna()].sum())
             notes.append(f"blanks around the text of column {name!r} are removed, in {cells:,} cells.")
+        if alike := spelled_alike(trimmed):
+            which = ", ".join(" and ".join(map(repr, group)) for group in alike[:MOST_ALIKE_SHOWN])
+            more = f" and {len(alike) - MOST_ALIKE_SHOWN} more" if len(alike) > MOST_ALIKE_SHOWN else ""
+            notes.append(f"column {name!r} tells {which}{more} apart; spell them alike if they mean the same.")
         if name != target and name not in named and numbers_rows(column):
             notes.append(
                 f"column {name!r} has a different whole number in every row; "
                 f"pass --drop {name!r} if it only tells rows apart."
             )
     return notes
+
+
+def spelled_alike(column: "pandas.Series[Any]") -> list[list[str]]:
+    """Return the levels of a column of text that differ in capitals only, as groups in order."""
+    groups: dict[str, list[str]] = {}
+    for level in sorted({*column.dropna()}, key=str) if is_text(column) else ():
+        groups.setdefault(str(level).casefold(), []).append(str(level))
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def check_named_columns(
@@ -233,9 +247,9 @@ def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> No
     """Raise FileError, with a suggestion, if the column that an option names does not exist."""
     if name in frame.columns:
         return
-    parts = name.split(",")
+    parts = [part.strip() for part in name.split(",")]
     if option != "--target" and len(parts) > 1 and set(parts) <= set(frame.columns):
-        hint = f"Repeat the option for each column: {' '.join(f'{option} {part}' for part in parts)}."
+        hint = f"Repeat the option for each column: {' '.join(f'{option} {shlex.quote(part)}' for part in parts)}."
     else:
         hint = instead(name, frame.columns)
     raise FileError(f"{option} must be a column of the table; got {name!r}. {hint}")
@@ -312,6 +326,11 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     text = (*text_inputs(model), *as_text)
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
+    if target is None and name not in frame.columns:
+        raise FileError(
+            f"the table must have the target of the model, to compare predictions with; got no {name!r}. Pass --target "
+            "if its column has another name."
+        )
     check_option_column(frame, name, "--target")
     if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
         frame = with_days(frame, model.formula_.parsed.dates)

@@ -106,7 +106,7 @@ class TableFile(CsvText):
         if start.startswith(b"\xd0\xcf\x11\xe0"):
             raise FileError(f"{self.path} must be a table; got a workbook of old Excel. Save it as .xlsx or as CSV.")
         if start[3:] == bytes(5) + b"{":  # the length of a model's header, and its first character
-            raise FileError(f"{self.path} must be a table; got a model. Name a table.")
+            raise FileError(f"{self.path} must be a table; got a model. Name a table; a model comes before it.")
         return format_by_magic(start) or BY_SUFFIX.get(self.path.suffix.lower(), CSV)
 
     def line(self, row: int) -> int | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TEMPORARY = ".viper-{}.tmp"  # name of a file that is not complete
 ABANDONED_SECONDS = 60  # age from which such a file may be deleted, if no writer has locked it
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
+OTHER_TABLES = (".arrow", ".feather", ".ipc", ".json", ".jsonl", ".ods", ".tsv", ".xls", ".xlsm", ".xlsx")
 GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
@@ -223,10 +224,12 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
     Raises
     ------
     OutputError
-        If the file exists and `overwrite` is False, or if it cannot be written.
+        If the file exists and `overwrite` is False, if its name is that of another format, or if it cannot be written.
     """
     check_output(path, overwrite)
     name = linked_file(path).name
+    if name.lower().endswith(OTHER_TABLES):
+        raise OutputError(f"the output must be CSV or Parquet; got {path}. End its name in .csv, .csv.gz or .parquet.")
     with checked_file(path, overwrite, IN_A_SHELL) as file:
         if not name.endswith(PARQUET.suffixes):
             with csv_writer(file, path, name.endswith(".gz")) as append:

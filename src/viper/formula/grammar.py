@@ -298,7 +298,10 @@ def without_removed(parts: list[tuple[str, list[Token]]]) -> list[tuple[str, lis
 
 def known_column(name: str, columns: Mapping[str, int]) -> str:
     if name not in columns:
-        raise FormulaError(f"a formula must name columns of the data; got {name!r}. {instead(name, columns)}")
+        hint = instead(name, columns)
+        ticks = any(repr(one) in hint and quote_column(one) != one for one in columns if "`" not in one)
+        hint += " Put names with blanks or signs in `backticks`." * ticks
+        raise FormulaError(f"a formula must name columns of the data; got {name!r}. {hint}")
     return name
 
 
@@ -351,6 +354,10 @@ class Translation:
         if function == "C":
             return self.category(inside)
         if function not in FUNCTIONS:
+            if (meant := called_column(function, inside, self.columns)) is not None:
+                raise FormulaError(
+                    f"names of columns with brackets must be in `backticks`; got {meant}. Write {quote_column(meant)}."
+                )
             raise FormulaError(
                 f"functions in a formula must be C, {', '.join(FUNCTIONS)}; got {function}(). Compute that column "
                 "first, and name it in the formula."
@@ -374,7 +381,7 @@ class Translation:
             column = kind == "quoted" or (kind == "word" and not of_python)
             if column and text in self.categories:
                 raise FormulaError(f"{function}() must contain numbers; got {text!r}, a column of text. Use C({text}).")
-            pieces.append(self.variable(text, "n") if column else text)
+            pieces.append(self.variable(text, "n") if column else "**" if text == "^" else text)
         source = f"{function}({''.join(pieces)})"
         check_call(source, self.variables)
         return source
@@ -392,6 +399,32 @@ class Translation:
             if self.reference.setdefault(name, option[3][1]) != option[3][1]:
                 raise FormulaError(f"C({name}) must have one reference level; got two.")
         return f"C({self.variable(name, 'c')})"
+
+
+def called_column(function: str, inside: list[Token], columns: Iterable[str]) -> str | None:
+    """Return the column whose name was written without backticks and reads as a call, such as Age (years)."""
+    letters = lambda text: re.sub(r"[\W_]", "", text).casefold()  # noqa: E731
+    written = letters(function + "".join(text for _, text in inside))
+    return next((name for name in columns if letters(name) == written), None)
+
+
+def check_powers(formula: str) -> None:
+    """Raise an error for `age^2`: outside a call a power means interactions, so that of one column is the column.
+
+    It is no part of `parse_formula`, because models with such a formula must still load.
+    """
+    tokens, calls = tokenize(formula), [False]
+    for i, token in enumerate(tokens):
+        if token == ("sign", "("):
+            calls.append(calls[-1] or tokens[i - 1][0] == "word")
+        elif token == ("sign", ")") and len(calls) > 1:
+            calls.pop()
+        elif token in (("sign", "^"), ("sign", "**")) and not calls[-1] and tokens[i - 1][0] in ("word", "quoted"):
+            name = spell_token(tokens[i - 1])
+            raise FormulaError(
+                f"a power outside of I() must be of a sum, whose interactions it means; got {name}{token[1]}…, which "
+                f"is {name} itself. Write I({name}**2), or poly({name}, 2)."
+            )
 
 
 def closing_bracket(tokens: list[Token], start: int) -> int:

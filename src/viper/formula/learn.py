@@ -38,7 +38,7 @@ from viper.formula.encoding import (
     formula_has_intercept,
     missing_name,
 )
-from viper.formula.grammar import DATE_FUNCTIONS, ParsedFormula, parse_formula, split_sides, tokenize
+from viper.formula.grammar import DATE_FUNCTIONS, ParsedFormula, check_powers, parse_formula, split_sides, tokenize
 from viper.formula.imputation import CodedColumns, CompletedTables, Imputation, complete_tables
 from viper.formula.training import TrainingData
 from viper.inference.progress import StepProgress
@@ -198,6 +198,7 @@ def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
     """Parse a formula, and apply the rule for missing values to the columns that it names."""
     if missing not in MISSING_RULES:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
+    check_powers(formula)
     frame = as_frame(data)
     categories = [name for name in frame if is_text(frame[name])]
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))

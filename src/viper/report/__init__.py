@@ -1,6 +1,7 @@
 """Reports of a fitted model: scores, plots, and one self-contained HTML page."""
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def write(
         If the file exists and `overwrite` is False, or if it cannot be written.
     """
     from viper.data.model_file import write_bytes
+    from viper.data.writing import IN_PYTHON, check_target
     from viper.report.classes.page import any_page, any_study
 
+    check_target(Path(path).absolute(), overwrite, IN_PYTHON)
     study = any_study(model, data, target, spatial, held_out, row_labels, rows, by)
     write_bytes(path, any_page(study).text().encode(), overwrite)

@@ -317,10 +317,7 @@ class Study:
     @cached_property
     def from_training(self) -> bool:
         """Whether these are certainly the rows of the fit: their ELBO, without weights and offsets, is the model's."""
-        if self.training is not None and self.training.rows_used != len(self.label):
-            return False
-        elbo = self.model.elbo(self.X, self.model.classes_[self.label.astype(int)])
-        return math.isclose(elbo, self.model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
+        return was_fitted_to(self.model, self.X, self.model.classes_[self.label.astype(int)])
 
     @cached_property
     def groupings(self) -> dict[str, Any]:
@@ -412,6 +409,17 @@ class Study:
     def map(self) -> Grid | None:
         columns = self.spatial or spatial_columns(self.columns, self.is_gp)
         return None if columns is None else views.probability_grid(self.model, self.frame, columns, size=40)
+
+
+def was_fitted_to(model: Any, X: Any, labels: "np.ndarray") -> bool:
+    """Return whether these are certainly the rows of the fit: their ELBO, without weights and offsets, is the model's.
+
+    A row more or less would change it.
+    """
+    training = getattr(getattr(model, "formula_", None), "training", None)
+    if training is not None and training.rows_used != len(labels):
+        return False
+    return math.isclose(model.elbo(X, labels), model.elbo_, rel_tol=1e-6, abs_tol=1e-6)
 
 
 def recorded_diagnosis(model: Any) -> Diagnosis | None:

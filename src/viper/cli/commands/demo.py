@@ -174,11 +174,11 @@ def tell_twins_apart(tumours: Tumours, fit: TimedFit) -> str:
 
     X = tumours.test[fit.columns]
     seen, found = predictions(fit.model, X), Outlyingness(X)
-    lines = ["Two held-out tumours to which the model gives about the same probability:", ""]
+    lines = ["Two held-out tumours, numbered as in report.html, of about the same probability:", ""]
     for k in find_twins(seen):
         interval = percent_range(seen.lower[k], seen.upper[k]).replace(JOIN, "")
         lines += [
-            f"[bold]tumour {tumours.test.index[k]}[/bold]: malignant with probability "
+            f"[bold]tumour {k + 1}[/bold]: malignant with probability "
             f"[bold]{percent(seen.probability[k])}[/bold], 95 % interval [bold]{interval}[/bold] "
             f"(log-odds {seen.latent[k]:.1f} ± {seen.latent_sd[k]:.1f}); it was {tumours.test[TUMOUR_CLASS].iloc[k]}.",
             unusual_sentence(found, k),

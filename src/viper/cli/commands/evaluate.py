@@ -113,6 +113,7 @@ def evaluate_model(
     for name in by or ():
         check_option_column(rows.frame, name, "--by")
     scored = score_rows(fitted, table, rows, weights, level, "class")
+    note_if_fitted(fitted, table, scored)
     if len(fitted.classes_) > 2:
         show_classes(fitted, scored, bins, level, as_json)
         return
@@ -120,7 +121,6 @@ def evaluate_model(
     document = score_document(judged, scored.weight, bins, level)
     if decides:
         document["decision"] = decision_document(judged, level, **deciding)
-    note_if_fitted(fitted, rows, judged)
     if by:
         document["groups"] = {name: group_document(judged, name, level) for name in by}
     if checks:
@@ -129,16 +129,29 @@ def evaluate_model(
     show_with_drift(fitted, scored, document, lambda: print_evaluation(document, judged.classes), as_json)
 
 
-def note_if_fitted(fitted: Any, rows: Any, judged: JudgedRows) -> None:
-    """Note that effects of groups were learned from these very rows, which makes probabilities look too cautious."""
-    if not hasattr(fitted, "factors_") or len(judged.label) != len(rows.frame):
+def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> None:
+    """Note that the model has learned from these very rows, which flatters it.
+
+    Effects of groups are shrunk, so with them probabilities also look too cautious.
+    """
+    from viper.cli.model_card import is_file_of_fit
+    from viper.cli.preparing import input_columns
+    from viper.report.study import was_fitted_to
+
+    rows, used = scored.rows, scored.used
+    frame = rows.frame[used] if hasattr(fitted, "formula_") else rows.frame.loc[used, input_columns(fitted)]
+    if not (is_file_of_fit(fitted, table) or was_fitted_to(fitted, frame, fitted.classes_[rows.number[used]])):
         return
-    elbo = fitted.elbo(rows.frame, fitted.classes_[rows.number])
-    if math.isclose(elbo, fitted.elbo_, rel_tol=1e-6, abs_tol=1e-6):
+    if hasattr(fitted, "factors_"):
         note(
             "these are the rows of the fit, from which the effects of groups were learned. As effects are shrunk, "
             "probabilities look too cautious here. Evaluate other rows, or see viper report, which predicts each row "
             "from all others."
+        )
+    else:
+        note(
+            "these are the rows of the fit, which flatters the scores. Evaluate rows that the model has not learned "
+            "from; the scores that viper fit prints are of such rows."
         )
 
 

@@ -23,7 +23,7 @@ def predict_rows(
     model: options.ModelPath,
     data: options.TablePath,
     out: options.TableOut = Path("-"),
-    interval: options.Level = 0.95,
+    level: options.Level = 0.95,
     keep: options.Keep = None,
     safe_cells: options.SafeCells = False,
     unseen: options.UnseenOverride = None,
@@ -42,7 +42,7 @@ def predict_rows(
     Examples
     --------
     viper predict model.viper new.csv --out predictions.csv
-    viper predict model.viper new.csv --interval 0.9 --keep patient_id | head
+    viper predict model.viper new.csv --level 0.9 --keep patient_id | head
     viper predict model.viper new.parquet --out predictions.parquet
     viper predict model.viper new.csv --unseen baseline --beyond clamp --out predictions.csv
     """
@@ -55,7 +55,7 @@ def predict_rows(
     from viper.models.prediction import with_rules
 
     fitted = with_rules(fitted, *(None if rule is None else rule.value for rule in (unseen, beyond)))
-    parts = PredictedParts(fitted, table, interval, keep or [])
+    parts = PredictedParts(fitted, table, level, keep or [])
     made = map(without_formulas, parts) if safe_cells else parts
     with table.located():
         if to_screen:

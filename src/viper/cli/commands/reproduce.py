@@ -63,7 +63,7 @@ def reproduce_artefact(
         return
     for one in outcomes:
         if one.skipped is None:
-            say(f"[bold]{one.artefact}[/]: {one.made} runs made, {one.runs} in all")
+            say(f"[bold]{one.artefact}[/]: {one.made} run{'s' * (one.made != 1)} made, {one.runs} in all")
             for file in one.files:
                 say(f"  {escape(str(file))}")
 

@@ -26,7 +26,7 @@ def suggest_rows(
     alone: Annotated[
         bool, typer.Option("--alone", help="Rank every row for itself, as if only one label were asked for.")
     ] = False,
-    interval: options.Level = 0.95,
+    level: options.Level = 0.95,
     keep: options.Keep = None,
     safe_cells: options.SafeCells = False,
     unseen: options.UnseenOverride = None,
@@ -56,7 +56,7 @@ def suggest_rows(
     from viper.models.prediction import with_rules
 
     fitted = with_rules(fitted, *(None if rule is None else rule.value for rule in (unseen, beyond)))
-    pool = UnlabelledRows(fitted, table, interval, keep or [])
+    pool = UnlabelledRows(fitted, table, level, keep or [])
     with table.located():
         suggested = pool.suggested(n, alone)
     suggested = without_formulas(suggested) if safe_cells else suggested
