@@ -16,7 +16,7 @@ import viper
 import viper.report.page
 import viper.report.shares
 from viper.errors import FormulaError, LeftOutWarning
-from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
+from viper.formula.columns import as_days, has_row_numbers, is_date, is_identifier, levels_of
 
 RNG = np.random.default_rng(5)
 ROWS = 240
@@ -458,10 +458,10 @@ def test_dot_stands_for_the_columns_that_are_of_use(command):
 
 def test_a_number_for_every_row_is_noted_in_any_order():
     shuffled = pd.Series(np.random.default_rng(0).permutation(5000) + 10**6)
-    assert numbers_rows(shuffled)
-    assert numbers_rows(shuffled.astype(float))
-    assert not numbers_rows(shuffled // 2)
-    assert not numbers_rows(shuffled + 0.5)
+    assert has_row_numbers(shuffled)
+    assert has_row_numbers(shuffled.astype(float))
+    assert not has_row_numbers(shuffled // 2)
+    assert not has_row_numbers(shuffled + 0.5)
 
 
 def test_dot_has_the_limit_of_levels_that_no_formula_has(command):

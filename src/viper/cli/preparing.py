@@ -12,9 +12,9 @@ from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import (
     check_column_count,
+    has_row_numbers,
     is_text,
     left_out_columns,
-    numbers_rows,
     target_without_blanks,
     with_days,
     without_blanks,
@@ -209,7 +209,7 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
             which = ", ".join(" and ".join(map(repr, group)) for group in alike[:MOST_ALIKE_SHOWN])
             more = f" and {len(alike) - MOST_ALIKE_SHOWN} more" if len(alike) > MOST_ALIKE_SHOWN else ""
             notes.append(f"column {name!r} tells {which}{more} apart; spell them alike if they mean the same.")
-        if name != target and name not in named and numbers_rows(column):
+        if name != target and name not in named and has_row_numbers(column):
             notes.append(
                 f"column {name!r} has a different whole number in every row; "
                 f"pass --drop {name!r} if it only tells rows apart."

@@ -127,11 +127,11 @@ class Folds:
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
         if self.learned.groups is not None:
-            from viper.models.groups.reading import InGroups
+            from viper.models.groups.reading import RowsAndGroups
 
             model, groups = clone(model).set_params(new_groups="average"), self.learned.groups
             fitted = model.fit(X.iloc[train], y[train], groups=groups.iloc[train], **weight)
-            return fitted, InGroups(X.iloc[test], groups.iloc[test])
+            return fitted, RowsAndGroups(X.iloc[test], groups.iloc[test])
         if not self.learned.tables:
             return clone(model).fit(X.iloc[train], y[train], **weight), X.iloc[test]
         from viper.formula.learn import fit_learned
