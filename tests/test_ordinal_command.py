@@ -74,9 +74,9 @@ def test_predict_evaluate_report(folder):
     [
         (("words.csv", "--target", "health", "--ordered"), "got words: 'fair', 'good', 'great', 'poor'"),
         (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,god,great"), "Did you mean 'good'"),
-        (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,good"), "got none of 'great'"),
-        (("words.csv", "--target", "health", "--levels", "poor,fair"), "belongs to --ordered"),
-        (("numbers.csv", "--target", "grade", "--ordered", "--model", "gp"), "does not go with --model"),
+        (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,good"), "got a list without 'great'"),
+        (("words.csv", "--target", "health", "--levels", "poor,fair"), "--levels needs --ordered"),
+        (("numbers.csv", "--target", "grade", "--ordered", "--model", "gp"), "cannot be combined with --model"),
         (("words.csv", "--target", "smoker", "--ordered"), "three levels or more; got 2"),
     ],
 )
