@@ -241,7 +241,7 @@ def test_pictures_of_every_class_or_one_line(flowers, model):
 
 def test_effects_of_every_class(folder, model, flowers):
     found = json.loads(viper_command("effects", folder / "m.viper", folder / "iris.csv", "--json"))
-    assert found["probability_of"] == "a row is of the class"
+    assert found["probability_of"] == "a row is in the class"
     average = {row["class"]: row["estimate"] for row in found["averages"]}
     for name, p in zip(model.classes_, model.predict_proba(flowers).mean(0), strict=True):
         assert average[name] == pytest.approx(p, abs=1e-9)

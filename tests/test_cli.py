@@ -219,7 +219,7 @@ def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
         f"note: Scoring: {k} of 3, 0 s." for k in (1, 2, 3)
     ]
     _, _, err = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
-    assert "note: share of the classes: 2 of 2, 0 s.\n" in err
+    assert "note: class shares only: 2 of 2, 0 s.\n" in err
     assert run("fit", "data.csv", "-t", "died", "--cv", "3", "--json")[2] == ""
 
 
@@ -430,10 +430,10 @@ def test_compare(run):
     alone = fitted(run, "-t", "died", "--cv", "3")["scores"]
     assert by_name["viper logistic"]["log_score"] == pytest.approx(alone["log_score"], rel=1e-9)
     assert by_name["sklearn LogisticRegression"]["interval_width"] is None
-    assert by_name["share of the classes"]["log_score"] < alone["log_score"]
+    assert by_name["class shares only"]["log_score"] < alone["log_score"]
     code, out, _ = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
     assert code == 0
-    assert "share of the classes" in out
+    assert "class shares only" in out
 
 
 def test_compare_says_how_sure_its_ranking_is(run):

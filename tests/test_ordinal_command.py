@@ -88,7 +88,7 @@ def test_bad_orders(folder, arguments, words):
 def test_effects(folder):
     model, table = viper.load(folder / "m.viper"), pandas.read_csv(folder / "words.csv")
     found = json.loads(viper_command("effects", folder / "m.viper", folder / "words.csv", "-v", "age", "--json"))
-    assert found["probability_of"] == "a row is at the level"
+    assert found["probability_of"] == "a row has the level"
     known = model.contrast(table, "age").set_index("class")["estimate"].to_dict()
     assert {row["class"]: row["estimate"] for row in found["contrasts"]} == pytest.approx(known)
 
@@ -101,7 +101,7 @@ def test_weights_and_other_models(folder):
     viper_command("suggest", folder / "m.viper", path, "--n", 3)
     only = "--only", "ordinal", "--only", "share"
     results = json.loads(viper_command("compare", path, *given[1:], "--cv", 2, *only, "--json"))["results"]
-    assert [row["model"] for row in results] == ["viper ordinal", "share of the classes"]
+    assert [row["model"] for row in results] == ["viper ordinal", "class shares only"]
     # the folds are those of the fit
     scores = json.loads((folder / "fit.json").read_text())["scores"]
     assert results[0]["log_score"] == pytest.approx(scores["log_score"], rel=1e-6)
