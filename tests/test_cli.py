@@ -259,7 +259,7 @@ def test_predictions_are_the_models(run, monkeypatch):
 @pytest.mark.parametrize("options", [[], ["--robust"], ["--missing", "drop"], ["--missing", "multiple"]])
 def test_rows_of_the_fit_are_noted(options, run):
     """Found by the file's bytes or, where the file is another, by the ELBO."""
-    said = "these are the rows of the fit, which flatters the scores"
+    said = "the model was fitted to these rows, so the scores are too good"
     FRAME.assign(age=FRAME["age"].where(FRAME.index > 2)).to_csv("holes.csv", index=False)
     FRAME.iloc[:-1].to_csv("fewer.csv", index=False)
     name = "holes.csv" if "--missing" in options else "data.csv"
@@ -373,7 +373,7 @@ def test_evaluate_decides_and_groups(run):
     [
         (["--budget", "0"], "--budget must be a number of rows, or a share such as 5%; got '0'"),
         (["--budget", "many"], "--budget must be a number of rows, or a share such as 5%; got 'many'"),
-        (["--threshold", "0.3", "--cost-fn", "2"], "--threshold cannot be given with costs or a budget"),
+        (["--threshold", "0.3", "--cost-fn", "2"], "--threshold cannot be combined with costs or a budget"),
     ],
 )
 def test_evaluate_refuses_contradictions(run, arguments, message):

@@ -216,7 +216,7 @@ def test_a_report_of_a_robust_model(fit, command):
         ("w", 1.0, ["--weights", "weight"], "--weights must be a column of the table; got 'weight'."),
         ("w", 1.0, ["--weights", "died"], "--weights must be another column than the target"),
         ("patient", None, ["--groups", "patient"], "got a missing value in column 'patient', line 5. Give"),
-        ("w", 1.0, ["--model", "gp", "--robust"], "--robust belongs to logistic regression"),
+        ("w", 1.0, ["--model", "gp", "--robust"], "--robust is only for logistic regression"),
     ],
 )
 def test_faults_are_one_clear_line(command, column, cell, options, message):

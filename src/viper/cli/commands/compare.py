@@ -142,7 +142,7 @@ def ranked_results(held_out: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wants_loo(asked: bool | None, learned: Any) -> bool:
-    """Return whether to compare by leave-one-out: if it was asked for, or by default for few rows, where it is possible."""
+    """Return whether to compare by leave-one-out: if asked to, or by default for few rows, where it is possible."""
     if not (learned.tables or has_more_classes(learned)):
         return len(learned.y) <= LARGEST_LOO if asked is None else asked
     if asked:
@@ -287,7 +287,7 @@ def tie_sentence(tied: list[tuple[str, bool]]) -> str:
 
 
 def print_loo(results: list[dict[str, Any]]) -> None:
-    say("\n[bold]Leave-one-out[/] with the exact posterior: log scores of rows, each predicted from all others, summed (elpd)")
+    say("\n[bold]Leave-one-out[/] with the exact posterior: summed log scores of rows predicted from all others (elpd)")
     rows = []
     for k, row in enumerate(results):
         against = plus_minus(row["difference"], row["difference_error"]) if k else "best"
@@ -298,4 +298,4 @@ def print_loo(results: list[dict[str, Any]]) -> None:
     if said := tie_sentence(close):
         say(f"  {said}")
     if any(row["doubtful_rows"] for row in results):
-        say("  [dim]Leaving out a doubtful row changes the fit too much for importance weights; prefer the cross-validation.[/]")
+        say("  [dim]Leaving out a doubtful row changes the fit too much for importance weights; prefer --cv.[/]")
