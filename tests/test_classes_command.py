@@ -182,7 +182,7 @@ def test_the_service_answers_for_every_class(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "sepal_length"], "must have classes, of which each has several rows"),
+        (["--target", "sepal_length"], "must have a few classes, with several rows each"),
         (["--target", "species", "--positive", "setosa"], "one of two classes"),
     ],
 )

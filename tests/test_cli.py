@@ -153,10 +153,10 @@ def test_how_to_see_the_rest_names_the_model_if_there_is_one(run):
     wide = pd.DataFrame(generator.normal(size=(60, 25)), columns=[f"c{j}" for j in range(25)])
     wide.assign(y=generator.integers(0, 2, 60)).to_csv("wide.csv", index=False)
     _, out, _ = run("fit", "wide.csv", "-t", "y", "--cv", "0")
-    assert "6 more, with means fewer standard deviations from zero.\n" in out
+    assert "6 more, fewer standard deviations from zero.\n" in out
     for command in (["fit", "wide.csv", "-t", "y", "--cv", "0", "-o", "my model.viper"], ["summary", "my model.viper"]):
         _, out, _ = run(*command)
-        assert "6 more, with means fewer standard deviations from zero: viper summary 'my model.viper' --all\n" in out
+        assert "6 more, fewer standard deviations from zero: viper summary 'my model.viper' --all\n" in out
     _, out, _ = run("summary", "my model.viper", "--all")
     assert "more" not in out
 

@@ -63,10 +63,10 @@ def test_capitals_make_levels_and_are_noted(command):
     code, _, err = command("fit", "t.csv", "-t", "y", "--drop", "when", "--cv", "0", "-o", "m.viper")
     assert code == 0, err
     for groups in (
-        "column 'ward' tells 'EAST' and 'east', 'WEST' and 'west'",
-        "column 'y' tells 'No' and 'no', 'Yes' and 'yes'",
+        "column 'ward' distinguishes 'EAST' and 'east', 'WEST' and 'west'",
+        "column 'y' distinguishes 'No' and 'no', 'Yes' and 'yes'",
     ):
-        assert f"{groups} apart; spell them alike if they mean the same." in notes(err)
+        assert f"{groups}; spell them alike if they mean the same." in notes(err)
     FRAME.to_csv("tidy.csv", index=False)
     assert "apart" not in command("fit", "tidy.csv", "-t", "y", "--drop", "when", "--cv", "0")[2]
 
@@ -452,7 +452,7 @@ def test_dot_stands_for_the_columns_that_are_of_use(command):
         assert code == 0, err
         assert json.loads(out)["formula"] == "y ~ x + ward + nr"
         assert "column 'patient_id' is left out: it identifies rows; name it in a formula to use it." in notes(err)
-        different = "has a different whole number in every row; pass --drop 'nr' if it only tells rows apart."
+        different = "has a different whole number in every row; pass --drop 'nr' if it only identifies rows."
         assert f"column 'nr' {different}" in notes(err)
 
 
