@@ -1,5 +1,5 @@
-# Every target builds the environment it needs in .venv, and does so again only when
-# what is installed or compiled, or PYTHON, changes:  make test PYTHON=python3.12
+# Every target builds the environment it needs in .venv, and rebuilds it only when the
+# dependencies, the compiled code or PYTHON change:  make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV   := .venv
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 MADE   := $(VENV)/.made-by-$(notdir $(PYTHON))
 READY  := $(VENV)/.ready
 
-# The tested versions, of what builds viper too. The second name is that of newer versions of pip.
+# The tested versions, also of the packages that build viper; newer versions of pip read the second name for those.
 PIP_SETTINGS := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
 # Extra arguments for the program a target runs:  make test ARGS="-k softplus"
@@ -22,17 +22,17 @@ help:  ## list the targets
 run: $(READY)  ## run the demonstration
 	$(BIN)/python -m viper demo $(ARGS)
 
-# One thread per worker, so that workers do not compete for cores. Each gets its share of the tests in one piece, so that
-# a file's fixtures are computed once, and takes tests from another when it has none left.
+# One thread per worker, so that workers do not compete for cores. Each gets a contiguous share of the tests, so that a
+# file's fixtures are computed once, and takes tests from another worker when it has none left.
 test: $(READY)  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-# Every result must be right or one clear line; the seeds are the same every time:  make hostile ARGS="models --seed 7"
-hostile: $(READY)  ## run thousands of hostile cases and print what became of them
+# Every case must end in a right answer or one clear line; the seeds are the same every time:  make hostile ARGS="models --seed 7"
+hostile: $(READY)  ## run thousands of hostile cases and count their outcomes
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m hostile --workers 2 $(ARGS)
 
-# The compiled code, in a copy of the package, with gcc's or clang's checks of addresses and undefined behaviour; then
-# the threads of its pass over rows alone, without Python, with their check of races.
+# Compiles a copy of the package with the checks of gcc or clang for addresses and undefined behaviour, and tests it;
+# then runs the threads of the pass over rows alone, without Python, with the check for data races.
 SANITIZED := build/sanitized
 SANITIZER := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 -Wno-psabi
 sanitize: $(READY)  ## test the compiled code with sanitisers
@@ -66,7 +66,7 @@ format: $(READY)  ## format the code and apply the safe fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# Both are installed in a fresh environment and tried from outside the tree.
+# Both are installed in a fresh environment and tried outside the source tree.
 dist: $(READY)  ## build a wheel and a source distribution, and try them
 	rm -rf dist build/installed
 	$(PIP_SETTINGS) $(BIN)/python -m build --outdir dist

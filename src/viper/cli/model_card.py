@@ -263,10 +263,8 @@ def print_components(document: dict[str, Any]) -> None:
 def entangled_note(columns: list[str], saved: Path | None) -> str:
     """Say that no single coefficient is the effect of these columns, and which command shows their effects."""
     named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
-    command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
-    return escape(
-        f"{named}: in interactions or splines, so no single coefficient is the effect of a column. See: {command}"
-    )
+    why = "in interactions or splines, so no single coefficient is the effect of a column"
+    return escape(f"{named}: {why}. See: viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv")
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:
@@ -325,16 +323,12 @@ def print_trust(document: dict[str, Any]) -> None:
         if (cost := found.get("residual_cost")) is not None:
             say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
     if "components" in document:  # the ELBO is then at the most probable components
-        say(
-            "  Effects of the largest grouping are integrated out exactly, and variance components are averaged over.\n"
-        )
+        say("  Effects of the largest grouping are integrated out exactly; variance components are averaged over.\n")
         return
     gap = power_of_ten(max(document["elbo"] - document["elbo_certified"], LEAST_GAP_SHOWN))
     floor = f"{document['elbo_certified']:,.4f}"
     if document["model"] == "ordinal":
-        say(
-            f"  Rounding changes the ELBO by at most {gap} nats; its mean over thresholds is a sum over a few points.\n"
-        )
+        say(f"  The ELBO is exact to {gap} nats, but for its mean over the thresholds, a sum over a few points.\n")
         return
     say(f"  The ELBO is certified to {gap} nats: the log evidence is provably above {floor}.\n")
 
