@@ -259,7 +259,7 @@ def test_predictions_are_the_models(run, monkeypatch):
 @pytest.mark.parametrize("options", [[], ["--robust"], ["--missing", "drop"], ["--missing", "multiple"]])
 def test_rows_of_the_fit_are_noted(options, run):
     """Found by the file's bytes or, where the file is another, by the ELBO."""
-    said = "the model was fitted to these rows, so the scores are too good"
+    said = "the model was fitted to these rows, so the scores are too optimistic"
     FRAME.assign(age=FRAME["age"].where(FRAME.index > 2)).to_csv("holes.csv", index=False)
     FRAME.iloc[:-1].to_csv("fewer.csv", index=False)
     name = "holes.csv" if "--missing" in options else "data.csv"

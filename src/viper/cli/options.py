@@ -71,7 +71,10 @@ Category = Annotated[
 ]
 Positive = Annotated[
     str | None,
-    optional("Class whose probability is modelled. (default: the last in order, numeric or alphabetical)"),
+    optional(
+        "Class whose probability is modelled. (default: the last one, in the order of categories, or otherwise in "
+        "numeric or alphabetical order)"
+    ),
 ]
 UNSEEN = (
     "How predictions treat a level that is not in the training data: error leaves the row without a prediction, "
@@ -98,7 +101,7 @@ SafeCells = Annotated[
 ]
 Level = Annotated[
     float,
-    typer.Option("--level", "--interval", help="Probability of the credible intervals.", min=0.001, max=0.999999),
+    typer.Option("--level", "--interval", help="Posterior probability of credible intervals.", min=0.001, max=0.999999),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
@@ -141,7 +144,7 @@ class Reading:
     max_gb: Annotated[
         float | None,
         optional(
-            "Most memory for the table, in gigabytes. (default: 0.5, or 20 times the size of its file if that is more)",
+            "Most memory for the table, in gigabytes. (default: 0.5, or 20 times the file's size if that is more)",
             min=0.001,
             **READING,
         ),

@@ -132,7 +132,7 @@ def evaluate_model(
 
 
 def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> None:
-    """Note that the model was fitted to these very rows, if so: its scores are then too good.
+    """Note that the model was fitted to these very rows, if so: its scores are then too optimistic.
 
     With effects of groups, which are shrunk, probabilities also look too cautious.
     """
@@ -152,8 +152,8 @@ def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> Non
         )
     else:
         note(
-            "the model was fitted to these rows, so the scores are too good. Evaluate rows that it has not seen; the "
-            "scores that viper fit prints are for such rows."
+            "the model was fitted to these rows, so the scores are too optimistic. Evaluate rows that it has not seen; "
+            "the scores that viper fit prints are for such rows."
         )
 
 
