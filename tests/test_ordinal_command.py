@@ -59,7 +59,9 @@ def test_predict_evaluate_report(folder):
     assert np.allclose(predicted[[f"probability_{name}" for name in LEVELS]], model.predict_proba(table))
     ends = np.stack([predicted[[f"{end}_{name}" for name in LEVELS]] for end in ("lower", "upper")], -1)
     assert np.allclose(ends, model.predict_interval(table))
-    found = json.loads(viper_command("evaluate", folder / "m.viper", folder / "words.csv", "--json"))
+    said = viper_command("evaluate", folder / "m.viper", folder / "words.csv", "--json")
+    assert said.startswith("note: these are the rows of the fit")
+    found = json.loads(said[said.index("{") :])
     assert found["accuracy"] == pytest.approx(model.score(table, table["health"]))
     assert list(found["confusion"]) == LEVELS
     viper_command("report", folder / "m.viper", folder / "words.csv", "--out", folder / "page.html")
