@@ -60,7 +60,7 @@ def test_predict_evaluate_report(folder):
     ends = np.stack([predicted[[f"{end}_{name}" for name in LEVELS]] for end in ("lower", "upper")], -1)
     assert np.allclose(ends, model.predict_interval(table))
     said = viper_command("evaluate", folder / "m.viper", folder / "words.csv", "--json")
-    assert said.startswith("note: these are the rows of the fit")
+    assert said.startswith("note: the model was fitted to these rows")
     found = json.loads(said[said.index("{") :])
     assert found["accuracy"] == pytest.approx(model.score(table, table["health"]))
     assert list(found["confusion"]) == LEVELS
