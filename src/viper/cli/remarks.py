@@ -69,7 +69,7 @@ def drift_of(model: Any, frame: "pandas.DataFrame") -> "list[ColumnDrift]":
 
 
 def print_drift(drifts: "list[ColumnDrift]") -> None:
-    """Print the columns that are distributed differently from the training data, or that there are none."""
+    """Print the columns that are distributed differently from the training data, or say that there are none."""
     moved = [one for one in drifts if one.moved]
     if not drifts:
         return
