@@ -142,7 +142,7 @@ def test_evaluation_is_that_of_the_probabilities(folder, model, flowers):
     np.testing.assert_array_equal(confused, confusion_matrix(y, p.argmax(1)))
     assert set(document["classes"]) == {*SPECIES}
     text = viper_command("evaluate", folder / "m.viper", folder / "iris.csv")
-    assert "What is confused" in text
+    assert "Confusion matrix" in text
     assert "are for two classes" in viper_command(
         "evaluate", folder / "m.viper", folder / "iris.csv", "--threshold", 0.5, status=2
     )
@@ -182,7 +182,7 @@ def test_the_service_answers_for_every_class(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "sepal_length"], "must have classes, of which each has several rows"),
+        (["--target", "sepal_length"], "must have a few classes, with several rows each"),
         (["--target", "species", "--positive", "setosa"], "one of two classes"),
     ],
 )
@@ -241,7 +241,7 @@ def test_pictures_of_every_class_or_one_line(flowers, model):
 
 def test_effects_of_every_class(folder, model, flowers):
     found = json.loads(viper_command("effects", folder / "m.viper", folder / "iris.csv", "--json"))
-    assert found["probability_of"] == "a row is of the class"
+    assert found["probability_of"] == "a row is in the class"
     average = {row["class"]: row["estimate"] for row in found["averages"]}
     for name, p in zip(model.classes_, model.predict_proba(flowers).mean(0), strict=True):
         assert average[name] == pytest.approx(p, abs=1e-9)
@@ -301,7 +301,7 @@ def test_wrong_labels_are_refused(labels):
     folder, _, X, Y = labels
     X.join(Y.replace({1: 2})).to_csv(folder / "wrong.csv", index=False)
     told = viper_command("evaluate", folder / "labels.viper", folder / "wrong.csv", status=1)
-    assert "column 'urgent' must be 0 or 1, whether a row has that label; got '2'" in told
+    assert "column 'urgent' must be 1 for rows with that label and 0 for the others; got '2'" in told
     with pytest.raises(ValueError, match="label must be 0 or 1"):
         metrics.label_scores([[0, 2]], [[0.5, 0.5]])
     with pytest.raises(ValueError, match="a column for each label"):

@@ -153,10 +153,10 @@ def test_how_to_see_the_rest_names_the_model_if_there_is_one(run):
     wide = pd.DataFrame(generator.normal(size=(60, 25)), columns=[f"c{j}" for j in range(25)])
     wide.assign(y=generator.integers(0, 2, 60)).to_csv("wide.csv", index=False)
     _, out, _ = run("fit", "wide.csv", "-t", "y", "--cv", "0")
-    assert "6 more, with means fewer standard deviations from zero.\n" in out
+    assert "6 more, fewer standard deviations from zero.\n" in out
     for command in (["fit", "wide.csv", "-t", "y", "--cv", "0", "-o", "my model.viper"], ["summary", "my model.viper"]):
         _, out, _ = run(*command)
-        assert "6 more, with means fewer standard deviations from zero: viper summary 'my model.viper' --all\n" in out
+        assert "6 more, fewer standard deviations from zero: viper summary 'my model.viper' --all\n" in out
     _, out, _ = run("summary", "my model.viper", "--all")
     assert "more" not in out
 
@@ -219,7 +219,7 @@ def test_without_a_terminal_slow_steps_are_lines(run, monkeypatch):
         f"note: Scoring: {k} of 3, 0 s." for k in (1, 2, 3)
     ]
     _, _, err = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
-    assert "note: share of the classes: 2 of 2, 0 s.\n" in err
+    assert "note: class shares only: 2 of 2, 0 s.\n" in err
     assert run("fit", "data.csv", "-t", "died", "--cv", "3", "--json")[2] == ""
 
 
@@ -259,7 +259,7 @@ def test_predictions_are_the_models(run, monkeypatch):
 @pytest.mark.parametrize("options", [[], ["--robust"], ["--missing", "drop"], ["--missing", "multiple"]])
 def test_rows_of_the_fit_are_noted(options, run):
     """Found by the file's bytes or, where the file is another, by the ELBO."""
-    said = "these are the rows of the fit, which flatters the scores"
+    said = "the model was fitted to these rows, so the scores are too optimistic"
     FRAME.assign(age=FRAME["age"].where(FRAME.index > 2)).to_csv("holes.csv", index=False)
     FRAME.iloc[:-1].to_csv("fewer.csv", index=False)
     name = "holes.csv" if "--missing" in options else "data.csv"
@@ -373,7 +373,7 @@ def test_evaluate_decides_and_groups(run):
     [
         (["--budget", "0"], "--budget must be a number of rows, or a share such as 5%; got '0'"),
         (["--budget", "many"], "--budget must be a number of rows, or a share such as 5%; got 'many'"),
-        (["--threshold", "0.3", "--cost-fn", "2"], "--threshold cannot be given with costs or a budget"),
+        (["--threshold", "0.3", "--cost-fn", "2"], "--threshold cannot be combined with costs or a budget"),
     ],
 )
 def test_evaluate_refuses_contradictions(run, arguments, message):
@@ -430,10 +430,10 @@ def test_compare(run):
     alone = fitted(run, "-t", "died", "--cv", "3")["scores"]
     assert by_name["viper logistic"]["log_score"] == pytest.approx(alone["log_score"], rel=1e-9)
     assert by_name["sklearn LogisticRegression"]["interval_width"] is None
-    assert by_name["share of the classes"]["log_score"] < alone["log_score"]
+    assert by_name["class shares only"]["log_score"] < alone["log_score"]
     code, out, _ = run("compare", "data.csv", "-t", "died", "--cv", "2", "--only", "share")
     assert code == 0
-    assert "share of the classes" in out
+    assert "class shares only" in out
 
 
 def test_compare_says_how_sure_its_ranking_is(run):
@@ -462,7 +462,7 @@ def test_bound(run):
     assert methods["paper's bound, l = 3"]["value"] == viper.expected_softplus(1.0, 4.0, terms=3).value
     pg = viper.expected_softplus(1.0, 4.0, bound="pg")
     assert methods["Jaakkola-Jordan (Pólya-Gamma)"]["slope"] == pg.slope
-    assert methods["certified above"]["gap"] > 0
+    assert methods["certified upper bound"]["gap"] > 0
     assert said["terms_for_1_percent"] == viper.terms_needed(1.0, 4.0, 0.01)
     code, out, _ = run("bound", "--mean", "1", "--sd", "2")
     assert code == 0

@@ -418,7 +418,7 @@ def test_closed_streams(folder, redirection, code):
     assert done.returncode == code, done.stderr
     if code:
         assert done.stderr.splitlines() == [
-            "viper: standard output must be open; got it closed. Redirect it to a file, or to /dev/null."
+            "viper: standard output must be open; got a closed one. Redirect it to a file, or to /dev/null."
         ]
     else:
         assert (folder / "closed.viper").read_bytes()[:4] != b"Logi"

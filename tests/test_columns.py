@@ -16,7 +16,7 @@ import viper
 import viper.report.page
 import viper.report.shares
 from viper.errors import FormulaError, LeftOutWarning
-from viper.formula.columns import as_days, is_date, is_identifier, levels_of, numbers_rows
+from viper.formula.columns import as_days, has_row_numbers, is_date, is_identifier, levels_of
 
 RNG = np.random.default_rng(5)
 ROWS = 240
@@ -63,10 +63,10 @@ def test_capitals_make_levels_and_are_noted(command):
     code, _, err = command("fit", "t.csv", "-t", "y", "--drop", "when", "--cv", "0", "-o", "m.viper")
     assert code == 0, err
     for groups in (
-        "column 'ward' tells 'EAST' and 'east', 'WEST' and 'west'",
-        "column 'y' tells 'No' and 'no', 'Yes' and 'yes'",
+        "column 'ward' distinguishes 'EAST' and 'east', 'WEST' and 'west'",
+        "column 'y' distinguishes 'No' and 'no', 'Yes' and 'yes'",
     ):
-        assert f"{groups} apart; spell them alike if they mean the same." in notes(err)
+        assert f"{groups}; spell them alike if they mean the same." in notes(err)
     FRAME.to_csv("tidy.csv", index=False)
     assert "apart" not in command("fit", "tidy.csv", "-t", "y", "--drop", "when", "--cv", "0")[2]
 
@@ -452,16 +452,16 @@ def test_dot_stands_for_the_columns_that_are_of_use(command):
         assert code == 0, err
         assert json.loads(out)["formula"] == "y ~ x + ward + nr"
         assert "column 'patient_id' is left out: it identifies rows; name it in a formula to use it." in notes(err)
-        different = "has a different whole number in every row; pass --drop 'nr' if it only tells rows apart."
+        different = "has a different whole number in every row; pass --drop 'nr' if it only identifies rows."
         assert f"column 'nr' {different}" in notes(err)
 
 
 def test_a_number_for_every_row_is_noted_in_any_order():
     shuffled = pd.Series(np.random.default_rng(0).permutation(5000) + 10**6)
-    assert numbers_rows(shuffled)
-    assert numbers_rows(shuffled.astype(float))
-    assert not numbers_rows(shuffled // 2)
-    assert not numbers_rows(shuffled + 0.5)
+    assert has_row_numbers(shuffled)
+    assert has_row_numbers(shuffled.astype(float))
+    assert not has_row_numbers(shuffled // 2)
+    assert not has_row_numbers(shuffled + 0.5)
 
 
 def test_dot_has_the_limit_of_levels_that_no_formula_has(command):

@@ -540,7 +540,7 @@ def test_tables_of_coefficients_say_so(model, patients, folder, capsys, monkeypa
     with pytest.raises(SystemExit):
         main(["summary", "model.viper"])
     out = " ".join(capsys.readouterr().out.split())
-    said = "age, sex: in interactions or splines, no single line tells what a column does."
+    said = "age, sex: in interactions or splines, so no single coefficient is the effect of a column."
     assert f"{said} See: viper effects model.viper data.csv" in out
 
 

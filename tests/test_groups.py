@@ -706,9 +706,9 @@ def test_commands_take_group_terms(table, tmp_path):
     assert pandas.read_csv(tmp_path / "q.csv")["probability"].notna().all()
     said = run("evaluate", path, data)
     assert said.exit_code == 0
-    assert "these are the rows of the fit" in said.output
+    assert "the model was fitted to these rows" in said.output
     table.head(60).to_csv(tmp_path / "some.csv", index=False)
-    assert "these are the rows of the fit" not in run("evaluate", path, tmp_path / "some.csv").output
+    assert "the model was fitted to these rows" not in run("evaluate", path, tmp_path / "some.csv").output
     assert run("summary", path).exit_code == 0
     assert "new" in run("effects", path, data, "--at", "hospital=H01,new").output
     assert "H01 - H00" in run("effects", path, data, "--contrast", "hospital=H00,H01").output

@@ -60,7 +60,7 @@ def test_predict_evaluate_report(folder):
     ends = np.stack([predicted[[f"{end}_{name}" for name in LEVELS]] for end in ("lower", "upper")], -1)
     assert np.allclose(ends, model.predict_interval(table))
     said = viper_command("evaluate", folder / "m.viper", folder / "words.csv", "--json")
-    assert said.startswith("note: these are the rows of the fit")
+    assert said.startswith("note: the model was fitted to these rows")
     found = json.loads(said[said.index("{") :])
     assert found["accuracy"] == pytest.approx(model.score(table, table["health"]))
     assert list(found["confusion"]) == LEVELS
@@ -76,9 +76,9 @@ def test_predict_evaluate_report(folder):
     [
         (("words.csv", "--target", "health", "--ordered"), "got words: 'fair', 'good', 'great', 'poor'"),
         (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,god,great"), "Did you mean 'good'"),
-        (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,good"), "got none of 'great'"),
-        (("words.csv", "--target", "health", "--levels", "poor,fair"), "belongs to --ordered"),
-        (("numbers.csv", "--target", "grade", "--ordered", "--model", "gp"), "does not go with --model"),
+        (("words.csv", "--target", "health", "--ordered", "--levels", "poor,fair,good"), "got a list without 'great'"),
+        (("words.csv", "--target", "health", "--levels", "poor,fair"), "--levels needs --ordered"),
+        (("numbers.csv", "--target", "grade", "--ordered", "--model", "gp"), "cannot be combined with --model"),
         (("words.csv", "--target", "smoker", "--ordered"), "three levels or more; got 2"),
     ],
 )
@@ -90,7 +90,7 @@ def test_bad_orders(folder, arguments, words):
 def test_effects(folder):
     model, table = viper.load(folder / "m.viper"), pandas.read_csv(folder / "words.csv")
     found = json.loads(viper_command("effects", folder / "m.viper", folder / "words.csv", "-v", "age", "--json"))
-    assert found["probability_of"] == "a row is at the level"
+    assert found["probability_of"] == "a row has the level"
     known = model.contrast(table, "age").set_index("class")["estimate"].to_dict()
     assert {row["class"]: row["estimate"] for row in found["contrasts"]} == pytest.approx(known)
 
@@ -103,7 +103,7 @@ def test_weights_and_other_models(folder):
     viper_command("suggest", folder / "m.viper", path, "--n", 3)
     only = "--only", "ordinal", "--only", "share"
     results = json.loads(viper_command("compare", path, *given[1:], "--cv", 2, *only, "--json"))["results"]
-    assert [row["model"] for row in results] == ["viper ordinal", "share of the classes"]
+    assert [row["model"] for row in results] == ["viper ordinal", "class shares only"]
     # the folds are those of the fit
     scores = json.loads((folder / "fit.json").read_text())["scores"]
     assert results[0]["log_score"] == pytest.approx(scores["log_score"], rel=1e-6)

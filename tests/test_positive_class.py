@@ -116,7 +116,7 @@ def test_command_line(command):
     assert record["classes"] == ["control", "case"]
     assert record["scores"]["auc"] > 0.7
     assert json.loads(command("evaluate", "m.viper", "t.csv", "--json")[1])["auc"] > 0.7
-    assert command("predict", "m.viper", "t.csv", "--out", "p.csv")[2].endswith("probability is that of y = case.")
+    assert command("predict", "m.viper", "t.csv", "--out", "p.csv")[2].endswith("with the probability of y = case.")
     expected = fitted(positive="case", random_state=1).predict_proba(FRAME)[:, 1]
     np.testing.assert_allclose(pd.read_csv("p.csv")["probability"], expected, rtol=TOLERANCE["converged"])
     code, _, err = command("fit", "t.csv", "--target", "y", "--positive", "ill")

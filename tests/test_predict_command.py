@@ -171,7 +171,7 @@ def test_a_file_that_is_evidently_different_is_read_as_it_is(read_as_written, op
     assert code == 0, err
     pd.testing.assert_frame_equal(pd.read_csv("p.csv"), pd.read_csv("given.csv"))
     for words in ("decimal '.'", "encoding 'utf-8'"):
-        assert (f"new.csv is read with {words}, which it shows" in err) == (words in noted)
+        assert (f"new.csv is read with {words}, as detected" in err) == (words in noted)
 
 
 @pytest.mark.parametrize(

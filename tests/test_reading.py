@@ -170,7 +170,7 @@ def test_a_first_column_of_row_numbers_is_left_out_and_said(command, plain):
     FRAME.to_csv("index.csv")
     document, err = fit(command, "index.csv", "-t", "y")
     same(document, plain)
-    assert "the first column, without a name, is left out: it is taken for row numbers." in err
+    assert "the first column, without a name, is left out: it looks like row numbers." in err
     FRAME.reset_index(names="Unnamed: 0").to_csv("again.csv", index=False)
     document, err = fit(command, "again.csv", "-t", "y")
     same(document, plain)

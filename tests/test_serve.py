@@ -124,7 +124,7 @@ REFUSED = {
     "no column": ({"rows": [ROW, {"age": 1.0}]}, 422, "got no '<b>ward</b>' in row 1. Write null"),
     "text for a number": ({"rows": [ROW | {"age": "old"}]}, 422, "column 'age' must be a number; got 'old' in row 0"),
     "a boolean for a number": ({"rows": [ROW | {"age": True}]}, 422, "must be a number; got True"),
-    "a number for text": ({"rows": [ROW | {"<b>ward</b>": 7}]}, 422, "must be a text; got 7"),
+    "a number for text": ({"rows": [ROW | {"<b>ward</b>": 7}]}, 422, "must be text; got 7"),
     "an infinite number": ({"rows": [ROW | {"age": 1e999}]}, 400, "JSON"),
     "a level of two": ({"rows": [ROW], "level": 2}, 422, "between 0 and 1; got 2"),
     "another key": ({"rows": [ROW], "code": "1"}, 422, "got 'code' too"),

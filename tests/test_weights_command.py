@@ -214,9 +214,9 @@ def test_a_report_of_a_robust_model(fit, command):
         ("w", None, ["--weights", "w"], "numbers of at least 0; got a missing value in column 'w', line 5. Correct"),
         ("ward", "d", ["--weights", "ward"], f"line 2, and {ROWS - 1:,} more such cells"),
         ("w", 1.0, ["--weights", "weight"], "--weights must be a column of the table; got 'weight'."),
-        ("w", 1.0, ["--weights", "died"], "--weights must be another column than the target"),
+        ("w", 1.0, ["--weights", "died"], "--weights must not be the target"),
         ("patient", None, ["--groups", "patient"], "got a missing value in column 'patient', line 5. Give"),
-        ("w", 1.0, ["--model", "gp", "--robust"], "--robust belongs to logistic regression"),
+        ("w", 1.0, ["--model", "gp", "--robust"], "--robust is only for logistic regression"),
     ],
 )
 def test_faults_are_one_clear_line(command, column, cell, options, message):

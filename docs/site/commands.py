@@ -1,4 +1,4 @@
-"""The reference of the commands, generated from the program itself."""
+"""The reference of the commands, generated from the program."""
 
 import sys
 from pathlib import Path

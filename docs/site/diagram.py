@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "viper"
 
-PER_ROW, WIDTH, HEIGHT, GAP_X, GAP_Y, LEFT = 6, 142, 26, 8, 16, 100  # modules in a line; the rest in pixels
+PER_ROW, WIDTH, HEIGHT, GAP_X, GAP_Y, LEFT = 6, 142, 26, 8, 16, 100  # modules in a line; the others in pixels
 
 
 def rooms() -> dict[str, list[str]]:
@@ -40,7 +40,7 @@ def place_of(module: str) -> Path:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Yield the dotted names below `viper` of everything that a file may import: modules, and names within them."""
+    """Yield the dotted names below `viper` of everything that a file may import: modules, and names in them."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name.removeprefix("viper.") for name in node.names if name.name.startswith("viper."))
@@ -93,7 +93,7 @@ def module_svg(module: str, places: dict[str, tuple[float, float]]) -> str:
 
 
 def curve(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return the path from the bottom of one box to the top of another, or an arc below for one beside or above."""
+    """Return the path from the bottom of one box to the top of another, or an arc below if it is beside or above."""
     start, end = (x + WIDTH / 2, y + HEIGHT), (to_x + WIDTH / 2, to_y)
     if to_y <= y:
         end = (end[0], to_y + HEIGHT)

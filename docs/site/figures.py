@@ -1,4 +1,4 @@
-"""Draws the pictures of these pages: python docs/site/figures.py. Grey on nothing, for light pages and dark."""
+"""Draws the pictures of these pages: python docs/site/figures.py. Grey on no background, for light and dark pages."""
 
 import sys
 from pathlib import Path
@@ -146,7 +146,7 @@ def bandits():
 
 
 def trained(head, body, x, y, epochs, rate, batch):
-    """The head and its body after the training that networks.md shows."""
+    """Train a head and its body as networks.md does."""
     optimiser = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=rate)
     for _ in range(epochs):
         for some in torch.randperm(len(x)).split(batch):

@@ -1,4 +1,4 @@
-"""The program: its commands, and one line and an exit code for everything that can go wrong."""
+"""The program and its commands. Every failure becomes one line on stderr and an exit code."""
 
 import errno
 import functools
@@ -47,8 +47,8 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of `viper --help`
 }
 FAULT, USAGE, INPUT, OUTPUT, CLOSED_PIPE = 1, 2, 3, 4, 141  # exit codes; after a signal, 128 plus its number
 DISK_FAULTS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG}  # errors that only writing can cause
-TYPED = {"prior_scale": "--prior", "positive": "--positive"}  # options as they are written here, by their Python names
-UsageError: Any = typer.BadParameter.__base__  # click's, or the copy of it that newer versions of typer carry
+TYPED = {"prior_scale": "--prior", "positive": "--positive"}  # Python names of options -> their names here
+UsageError: Any = typer.BadParameter.__base__  # click's, or the copy that newer versions of typer bundle
 
 app = typer.Typer(
     name="viper",
@@ -82,7 +82,7 @@ def program(
         bool, typer.Option("--version", help="Show the version and exit.", callback=print_version)
     ] = False,
 ) -> None:
-    """Bayesian classification with honest uncertainty: probabilities, and how sure they are."""
+    """Bayesian classification with honest uncertainty: every probability comes with an interval."""
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +98,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except (UsageError, typer.Exit):
             raise
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to flush into at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit succeeds
             raise typer.Exit(CLOSED_PIPE) from None
         except Exception as error:
             if os.environ.get("VIPER_TRACEBACK"):
@@ -122,7 +122,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ValueError | OSError | ImportError):
         return one_line(error), INPUT
     if isinstance(error, OverflowError):
-        return f"numbers must be of a size that can be computed with; got {one_line(error)}. Rescale them.", INPUT
+        return f"numbers must not overflow; got {one_line(error)}. Rescale them.", INPUT
     if isinstance(error, MemoryError):
         return "there is not enough memory for the data. Use fewer columns, or --covariance diagonal.", INPUT
     bug = f"this is a bug in viper: {type(error).__name__}: {one_line(error)}"
@@ -138,7 +138,7 @@ def one_line(error: BaseException) -> str:
 
 
 def usage_words(message: str) -> str:
-    """Return what typer says about a wrong command line in the words of the other messages."""
+    """Reword typer's message about a wrong command line in the style of the other messages."""
     message = message.rstrip(".").replace("Value error, ", "")
     return re.sub(r"^Invalid value for '([\w-]+)'[^:]*: Input should be ", r"\1 must be ", message)
 
@@ -150,7 +150,7 @@ def print_error(text: str) -> None:
 
 
 def register(name: str, command: Callable[..., None]) -> None:
-    """Add a command to the program; the docstring's examples end its help, one to a line."""
+    """Add a command to the program. The examples in its docstring end its help, one per line."""
     text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("Examples\n--------\n")
     made = app.command(name, cls=HelpfulCommand, help=text.strip(), epilog=examples.strip())
     made(guarded(with_reading_options(command)))
@@ -163,16 +163,16 @@ for name, command in COMMANDS.items():
 def check_standard_streams() -> None:
     """Exit with one line if standard output is closed. If another stream is, open it on the null device instead.
 
-    Otherwise the next file to be opened would take its number, and receive whatever is printed. What goes into a pipe
-    or file is in UTF-8, as all files are; a terminal shows a question mark for what it lacks.
+    Otherwise the next file to be opened would get its number and receive whatever is printed. Pipes and files get
+    UTF-8; a terminal shows a question mark for a character that it lacks.
     """
     closed = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
     for _ in closed:
-        os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     if 1 in closed:
-        print_error("standard output must be open; got it closed. Redirect it to a file, or to /dev/null.")
+        print_error("standard output must be open; got a closed one. Redirect it to a file, or to /dev/null.")
         sys.exit(OUTPUT)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -197,5 +197,5 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
         code = done.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
-    stop_if_interrupted()  # typer makes an exit of its own of an interrupt
+    stop_if_interrupted()  # typer turns an interrupt into an exit of its own
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""What commands say about models of more than two classes, or of several labels: scores, confusions, tables."""
+"""Output for models of more than two classes or of several labels: scores, confusion matrix, calibration."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
     from viper.data.table_file import TableFile
 
-PROBABILITY = "probability"  # the column of two classes; of more, the name of a class follows
+PROBABILITY = "probability"  # the column for two classes; for more, the name of a class is appended
 
 
 def probability_columns(model: Any) -> list[str]:
-    """The columns of predicted tables that hold probabilities."""
+    """Return the names of the probability columns in a table of predictions."""
     if len(model.classes_) == 2 and not getattr(model, "multilabel_", False):
         return [PROBABILITY]
     return [f"{PROBABILITY}_{name}" for name in model.classes_]
 
 
 def without_prediction(model: Any, table: "pandas.DataFrame") -> "np.ndarray":
-    """Which rows of a predicted table have no prediction."""
+    """Return which rows of a table of predictions are without one."""
     return table[probability_columns(model)[0]].isna().to_numpy()
 
 
 def what_is_predicted(model: Any, target: str | None) -> str:
-    """'died = yes', or of more classes 'each class of species: setosa, versicolor, virginica'."""
+    """Return 'died = yes', or for more classes 'each class of species: setosa, versicolor, virginica'."""
     from viper.errors import listed
 
     if getattr(model, "multilabel_", False):
@@ -40,15 +40,15 @@ def what_is_predicted(model: Any, target: str | None) -> str:
 
 
 def check_ordered_options(ordered: bool, only: dict[str, Any], never: dict[str, Any]) -> None:
-    """Raise for an option that needs --ordered, or that does not go with it."""
+    """Raise for an option that needs --ordered, or that cannot be combined with it."""
     if not ordered and (given := [name for name, value in only.items() if value is not None]):
-        raise typer.BadParameter(f"{given[0]} belongs to --ordered; got it alone. Add --ordered")
+        raise typer.BadParameter(f"{given[0]} needs --ordered; got it alone. Add --ordered")
     if ordered and (given := [name for name, value in never.items() if value is not None]):
-        raise typer.BadParameter(f"--ordered does not go with {given[0]}; got both. Leave one of them out")
+        raise typer.BadParameter(f"--ordered cannot be combined with {given[0]}; got both. Leave one of them out")
 
 
 def ordered_categories(column: "pandas.Series[Any]", y: "np.ndarray", levels: str | None) -> list[Any]:
-    """The levels of the target in order: as named on the command line, as the file's categories, or as numbers."""
+    """Return the target's levels in order: as in --levels, as in the file's categories, or as numbers."""
     import pandas
 
     from viper.errors import instead, listed
@@ -56,18 +56,18 @@ def ordered_categories(column: "pandas.Series[Any]", y: "np.ndarray", levels: st
     there = pandas.unique(y).tolist()
     if len(there) < 3:
         raise ValueError(
-            f"--ordered is for three levels or more; got {len(there)}: {listed(map(str, there))}. Leave it out: with "
-            "two, logistic regression is the same model."
+            f"--ordered needs three levels or more; got {len(there)}: {listed(map(str, there))}. Leave it out: with "
+            "two levels, it is the same model as logistic regression."
         )
     if levels is not None:
         named, by_text = [name.strip() for name in levels.split(",")], {str(label): label for label in there}
         for name in named:
             if name not in by_text:
-                raise ValueError(f"--levels must be those of the target; got {name!r}. {instead(name, by_text)}")
+                raise ValueError(f"--levels must name levels of the target; got {name!r}. {instead(name, by_text)}")
         if len({*named}) < len(named) or len(named) < len(there):
             left = [text for text in by_text if text not in named]
-            got = f"none of {listed(left)}" if left else "one of them twice"
-            raise ValueError(f"--levels must name every level of the target once; got {got}.")
+            got = f"a list without {listed(left)}" if left else f"{max(named, key=named.count)!r} twice"
+            raise ValueError(f"--levels must name every level of the target exactly once; got {got}.")
         return [by_text[name] for name in named]
     if isinstance(column.dtype, pandas.CategoricalDtype) and column.dtype.ordered:
         return [label for label in column.dtype.categories.tolist() if label in {*there}]
@@ -83,7 +83,7 @@ def ordered_categories(column: "pandas.Series[Any]", y: "np.ndarray", levels: st
 def class_document(
     label: "np.ndarray", predicted: "pandas.DataFrame", classes: Any, bins: int, level: float, weight: Any
 ) -> dict[str, Any]:
-    """The scores of all classes together and of each, the table of confusions, and the calibration of each class."""
+    """Return the scores over all classes and for each, the confusion matrix, and the calibration of each class."""
     import numpy as np
 
     from viper.report.metrics import by_class, calibration, class_scores, confusion_table, judge_calibration
@@ -110,7 +110,7 @@ def class_document(
 
 
 def model_of_label(model: Any, target: str | None) -> Any:
-    """The model of one label, if the model has several and the target names one; otherwise the model itself."""
+    """Return the model of one label if there are several and the target names one, otherwise the model itself."""
     from viper.errors import instead, listed
 
     if not getattr(model, "multilabel_", False) or target is None:
@@ -124,7 +124,7 @@ def model_of_label(model: Any, target: str | None) -> Any:
 
 
 class LabelTable(NamedTuple):
-    """Rows with their labels, a column of zeros and ones for each."""
+    """Rows and their labels, with a column of zeros and ones for each label."""
 
     frame: "pandas.DataFrame"
     label: "np.ndarray"
@@ -147,8 +147,8 @@ def table_of_labels(model: Any, table: "TableFile") -> LabelTable:
         if wrong.any():
             row = int(wrong.argmax())
             raise ValueError(
-                f"column {name!r} must be 0 or 1, whether a row has that label; got {str(column.iloc[row])!r} in "
-                f"{table.place(row)}. Recode it."
+                f"column {name!r} must be 1 for rows with that label and 0 for the others; got "
+                f"{str(column.iloc[row])!r} in {table.place(row)}. Recode it."
             )
         columns.append(column.astype(float).to_numpy())
     label = np.column_stack(columns)
@@ -159,7 +159,7 @@ def table_of_labels(model: Any, table: "TableFile") -> LabelTable:
 def label_document(
     label: "np.ndarray", predicted: "pandas.DataFrame", names: list[str], bins: int, level: float, weight: Any
 ) -> dict[str, Any]:
-    """The scores of all labels together and of each, with the calibration of each."""
+    """Return the scores over all labels and for each, and the calibration of each label."""
     import numpy as np
 
     from viper.report.metrics import calibration, each_label, judge_calibration, label_scores
@@ -183,10 +183,10 @@ def print_label_evaluation(document: dict[str, Any]) -> None:
     say(f"[bold]{rows}[/], probabilities of [bold cyan]{len(document['labels'])} labels[/]")
     number = lambda value: "–" if value is None else significant_number(value, 3)  # noqa: E731
     titles = {
-        "exact": "all labels of a row right",
-        "hamming_loss": "labels that are wrong (Hamming loss)",
+        "exact": "rows with all labels right",
+        "hamming_loss": "share of wrong labels (Hamming loss)",
         "f1_macro": "F1, mean over labels",
-        "f1_micro": "F1, all labels as one",
+        "f1_micro": "F1, all labels pooled",
         "ranking_precision": "ranking precision",
         "log_score": "log score, mean over labels",
         "auc": "AUC, mean over labels",
@@ -225,7 +225,7 @@ def print_label_evaluation(document: dict[str, Any]) -> None:
 
 
 def print_verdicts(each: dict[str, Any]) -> None:
-    """What calibration says of each class or label."""
+    """Print the verdict on the calibration of each class or label."""
     for name, row in each.items():
         verdict = row["calibration_verdict"]
         mark = {"good": "[green]✓[/]", "unclear": "[dim]?[/]"}.get(verdict["verdict"], "[yellow]![/]")
@@ -249,8 +249,8 @@ def print_class_evaluation(document: dict[str, Any], target: str) -> None:
             ["mean interval width", number(document["interval_width"], 3), "", ""],
         ],
     )
-    say("  [dim]skill: the share avoided of the loss of predicting the shares of the classes for every row[/]\n")
-    say("[bold]What is confused[/]: rows by true class (down) and most probable class (across)")
+    say("  [dim]shares only: the class shares predicted for every row; skill: the share of its loss avoided[/]\n")
+    say("[bold]Confusion matrix[/]: rows by true class (down) and most probable class (across)")
     names = list(document["classes"])
     table = document["confusion"]
     print_table(["", *names], [[name, *(f"{table[name][other]:,}" for other in names)] for name in names], left=1)

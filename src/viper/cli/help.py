@@ -7,19 +7,20 @@ from typer.core import TyperCommand, TyperGroup
 
 LINES_OF_HELP = {"max_content_width": 100}  # columns, as longer lines are hard to read
 NAMES_WIDTH = 26  # columns for the names of options; longer ones have a line of their own
-VALUE_WORDS = {  # of values, by typer's names for their types
+VALUE_WORDS = {  # typer's name of a type -> the word for its values
     "str": "text",
     "list[str]": "text",
     "int": "integer",
+    "list[int]": "integer",
     "int range": "integer",
     "float": "number",
     "float range": "number",
 }
-SUBJECTS = {"argument": "Arguments", "option": "Options"}  # of parameters that name no section of their own
+SUBJECTS = {"argument": "Arguments", "option": "Options"}  # sections of parameters that do not name one
 
 
 class HelpfulProgram(TyperGroup):
-    """The program, whose help has the first sentence of every command's."""
+    """The program. Its help lists the commands, each with the first sentence of its own help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -31,7 +32,7 @@ def first_sentence(text: str) -> str:
 
 
 def with_plain_kinds(names: str) -> str:
-    """Write what an option takes as `<text>` or `<integer>`, not as Python's types."""
+    """Describe an option's values as `<text>` or `<integer>`, not by Python's types."""
     return re.sub("<([^<>]+)>", lambda found: f"<{VALUE_WORDS.get(found[1], found[1])}>", names)
 
 

@@ -17,9 +17,9 @@ from viper.formula.encoding import Encoding
 from viper.formula.training import FEWEST_RECORDED, TrainingFile, file_digest
 from viper.models.facts import WeightingFacts, model_card, model_facts, scales_by_name
 
-LONGEST_FORMULA = 100  # characters; longer ones are shown as a number of columns
-MOST_SHOWN = 20  # coefficients or columns, unless all are asked for
-MOST_ENTANGLED = 4  # columns in interactions or splines that are named
+LONGEST_FORMULA = 100  # characters; longer formulas are shown as a number of columns
+MOST_SHOWN = 20  # coefficients or columns, without --all
+MOST_ENTANGLED = 4  # columns in interactions or splines that are listed
 MOST_MISSING_SHOWN = 8  # columns with missing values that are listed
 SCORE_TITLES = {  # score -> title and decimals
     "auc": ("AUC", 3),
@@ -29,7 +29,7 @@ SCORE_TITLES = {  # score -> title and decimals
     "accuracy": ("accuracy", 3),
     "interval_width": ("mean interval width", 3),
 }
-LEAST_GAP_SHOWN = 1e-9  # nats; rounding differs between processors below
+LEAST_GAP_SHOWN = 1e-9  # nats; below that, rounding differs between processors
 RARE = 0.05  # share of a class below which scores are shown beside those of the base rate
 MOST_LEVELS_SHOWN = 5
 LONGEST_SPREAD = 64  # characters of a range or a list of levels
@@ -72,7 +72,7 @@ def model_document(model: Any, level: float) -> dict[str, Any]:
 
 
 def training_document(encoding: Encoding) -> dict[str, Any]:
-    """Return what is known about the training data; a model of version 0.1 has only what is in its record."""
+    """Return what is known about the training data; a model saved by version 0.1 has only its record."""
     training = encoding.training
     if training is None:
         return {}
@@ -82,7 +82,7 @@ def training_document(encoding: Encoding) -> dict[str, Any]:
 
 
 def file_record(table: TableFile, left_out: dict[str, str]) -> TrainingFile:
-    """Return what is remembered of the file that a model is fitted to."""
+    """Return what a model remembers of its training file."""
     kind, path = table.kind().word, table.source
     return TrainingFile(
         name=table.path.name,
@@ -135,7 +135,7 @@ def process_document(model: Any, facts: Any) -> dict[str, Any]:
 
 
 def print_model(document: dict[str, Any], most: int | None, saved: Path | None = None) -> None:
-    """Print the document, with at most that many coefficients; `saved` is the file that has the others."""
+    """Print the document, with at most `most` coefficients; `saved` is the file to see the others in."""
     say(model_headline(document))
     for line in fact_lines(document):
         say(f"  {line}")
@@ -153,7 +153,7 @@ def model_headline(document: dict[str, Any]) -> str:
     name = MODEL_NAMES[document["model"]]
     name += " with effects of groups" if "components" in document else ""
     if document["multilabel"]:
-        return f"[bold]{name}[/] of [bold cyan]{len(document['classes'])} labels[/], each with a posterior of its own"
+        return f"[bold]{name}[/] of [bold cyan]{len(document['classes'])} labels[/], each with its own posterior"
     if document["target"] is None:
         return f"[bold]{name}[/]"
     if len(document["classes"]) > 2:
@@ -217,7 +217,7 @@ def missing_cells(document: dict[str, Any], data: dict[str, Any]) -> str:
 
 
 def print_coefficients(document: dict[str, Any], most: int | None, saved: Path | None) -> None:
-    """Print coefficients with intervals and odds ratios; if there are many, those most sds from zero."""
+    """Print coefficients with intervals and odds ratios; if there are many, only those most sds from zero."""
     rows = document["coefficients"]
     shown = rows
     if most is not None and len(rows) > most:
@@ -229,14 +229,14 @@ def print_coefficients(document: dict[str, Any], most: int | None, saved: Path |
     titles = ["coefficient", "per", "log-odds", "sd", percent, "", "odds ×", percent, "sign"]
     kept = print_table(titles, [coefficient_cells(row, ends, digits) for row in shown], spare=(5, 3, 1, 7, 6, 8))
     if len(shown) < len(rows):
-        order = "with means fewer standard deviations from zero"
+        order = "fewer standard deviations from zero"
         say(f"  [dim]{len(rows) - len(shown)} more, {order}{how_to_see_all(saved)}[/]")
     if document["standardised"]:
-        say("  [dim]Numeric columns are standardised: coefficients are per standard deviation (sd), others per 1.[/]")
+        say("  [dim]Numeric columns are standardised: their coefficients are per standard deviation (sd).[/]")
     if "class" in rows[0] and not document["multilabel"]:
-        say("  [dim]Of each class, less the mean over classes; in Python, summary(baseline=…) compares two.[/]")
+        say("  [dim]Each class is relative to the mean over classes; in Python, summary(baseline=…) compares two.[/]")
     if document["model"] == "ordinal":
-        say("  [dim]Odds are those of a higher level; of a threshold “a | b”, those of a or below at zero.[/]")
+        say("  [dim]odds: of a higher level; at a threshold “a | b”, of a or below if all columns are zero.[/]")
     if 8 in kept:
         say("  [dim]sign: probability that the coefficient has the sign of its mean.[/]")
     if document["entangled"]:
@@ -256,15 +256,15 @@ def print_components(document: dict[str, Any]) -> None:
         mean, sd, low, high = (fixed_number(row[part], digits) for part in ("mean", "sd", "lower", "upper"))
         rows.append([name, mean, sd, f"{low} to {high}"])
     print_table(["variance component", "mean", "sd", f"{100 * document['level']:g} %"], rows, spare=(2, 3, 1))
-    say("  [dim]sd: of log-odds between groups; icc: share of groups in the variance of log-odds.[/]")
+    say("  [dim]sd: of the log-odds between groups; icc: share of the variance of log-odds that is between groups.[/]")
     say()
 
 
 def entangled_note(columns: list[str], saved: Path | None) -> str:
-    """Say that no single coefficient describes what these columns do, and which command does."""
+    """Say that no single coefficient is the effect of these columns, and which command shows their effects."""
     named = f"{', '.join(columns[:MOST_ENTANGLED])}{' …' if len(columns) > MOST_ENTANGLED else ''}"
-    command = f"viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv"
-    return escape(f"{named}: in interactions or splines, no single line tells what a column does. See: {command}")
+    why = "in interactions or splines, so no single coefficient is the effect of a column"
+    return escape(f"{named}: {why}. See: viper effects {shlex.quote(str(saved or 'model.viper'))} data.csv")
 
 
 def axis_ends(rows: list[dict[str, Any]]) -> tuple[float, float]:
@@ -308,7 +308,7 @@ def how_to_see_all(saved: Path | None) -> str:
 
 
 def power_of_ten(x: float) -> str:
-    """The least power of ten that x does not exceed."""
+    """Return the smallest power of ten that is not below x."""
     return f"{10.0 ** math.ceil(math.log10(x)):.0e}"
 
 
@@ -322,15 +322,15 @@ def print_trust(document: dict[str, Any]) -> None:
         say(f"  {mark} {k_hat}{escape(found['verdict'])}")
         if (cost := found.get("residual_cost")) is not None:
             say(f"  The variance that the inducing points leave unexplained costs {cost:.3f} nats.")
-    if "components" in document:  # whose ELBO is that at the most probable components
-        say("  Effects of the largest grouping are integrated out exactly, and variance components averaged over.\n")
+    if "components" in document:  # the ELBO is then at the most probable components
+        say("  Effects of the largest grouping are integrated out exactly; variance components are averaged over.\n")
         return
     gap = power_of_ten(max(document["elbo"] - document["elbo_certified"], LEAST_GAP_SHOWN))
     floor = f"{document['elbo_certified']:,.4f}"
     if document["model"] == "ordinal":
-        say(f"  The ELBO is rounded to {gap} nats; its mean over the thresholds is a sum over a few points.\n")
+        say(f"  The ELBO is exact to {gap} nats, but for its mean over the thresholds, a sum over a few points.\n")
         return
-    say(f"  The ELBO is certified to {gap} nats: the log evidence is surely above {floor}.\n")
+    say(f"  The ELBO is certified to {gap} nats: the log evidence is provably above {floor}.\n")
 
 
 def print_scores(document: dict[str, Any]) -> None:
@@ -344,12 +344,12 @@ def print_scores(document: dict[str, Any]) -> None:
         if rare:
             known = f"Brier {significant_number(base * (1 - base), 4)} and accuracy {found['base_accuracy']:.3f}"
             gained = f"the model avoids {100 * found['log_skill']:.1f} % of its loss in the log score"
-            say(f"  Predicting {significant_number(base)} for every row has {known}; {gained}.")
+            say(f"  Predicting {significant_number(base)} for every row gives {known}; {gained}.")
         say()
 
 
 def print_card(card: dict[str, Any], most: int | None) -> None:
-    """Print what the model remembers of its training data, with at most that many columns."""
+    """Print what the model remembers of its training data, with at most `most` columns."""
     data, columns = card["data"], card["columns"]
     if not data:
         return

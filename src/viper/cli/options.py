@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command opens the files it is given."""
+"""Options that several commands share, and how a command opens its files."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ FormatWord = StrEnum("FormatWord", ["csv", "parquet", "arrow", "excel", "libsvm"
 
 
 def optional(text: str, *names: str, **settings: Any) -> Any:
-    """Return an option whose default, if it has one, is described in its help text."""
+    """Return an option whose help text describes its default, if it has one."""
     return typer.Option(*names, help=text, show_default=False, **settings)
 
 
@@ -36,7 +36,7 @@ Target = Annotated[
     optional("Column to predict. (default: from --formula; y in a LIBSVM file)", "--target", "-t"),
 ]
 KnownTarget = Annotated[
-    str | None, optional("Column with the observed classes. (default: the target of the fit)", "--target", "-t")
+    str | None, optional("Column with the observed classes. (default: the model's target)", "--target", "-t")
 ]
 FormulaText = Annotated[
     str | None, optional('Terms of the model, such as "y ~ age + C(ward) + x1:x2". (default: all usable columns)')
@@ -45,27 +45,25 @@ Ordered = Annotated[
     bool,
     typer.Option(
         "--ordered",
-        help="The target's classes are levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
+        help="Treat the classes as levels in order, such as 1, 2, 3: ordinal regression (proportional odds).",
     ),
 ]
 Levels = Annotated[
     str | None,
     optional(
-        "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: the order of "
-        "numbers)"
+        "Levels of an --ordered target from the lowest to the highest, such as low,medium,high. (default: numeric "
+        "order)"
     ),
 ]
 RULES = (
-    "error refuses them, drop leaves out rows with any, mean fills in means and most common levels, indicator does so "
-    "and adds columns that say where, multiple draws them from the other columns several times"
+    "error refuses them, drop leaves out rows that have any, mean fills in means and most common levels, indicator "
+    "also adds columns that say where, multiple draws them from the other columns several times"
 )
 Missing = Annotated[MissingRule, typer.Option(help=f"How to treat missing values: {RULES}.")]
 Imputations = Annotated[
     int, typer.Option(help="For --missing multiple: how many times to draw all missing values.", min=2)
 ]
-Sweeps = Annotated[
-    int, typer.Option(help="For --missing multiple: rounds over the columns before a draw counts.", min=1)
-]
+Sweeps = Annotated[int, typer.Option(help="For --missing multiple: passes over the columns before each draw.", min=1)]
 Drop = Annotated[list[str] | None, optional("Column to leave out. Repeat for more columns.")]
 Category = Annotated[
     list[str] | None,
@@ -73,15 +71,18 @@ Category = Annotated[
 ]
 Positive = Annotated[
     str | None,
-    optional("Class whose probability is modelled. (default: the last in order, of categories or of the alphabet)"),
+    optional(
+        "Class whose probability is modelled. (default: the last one, in the order of categories, or otherwise in "
+        "numeric or alphabetical order)"
+    ),
 ]
 UNSEEN = (
     "How predictions treat a level that is not in the training data: error leaves the row without a prediction, "
-    "missing takes the value as missing, baseline as the reference level"
+    "missing treats the value as missing, baseline as the reference level"
 )
 BEYOND = (
     "How predictions treat a number beyond the range of a spline: refuse leaves the row without a prediction, clamp "
-    "takes the end of the range"
+    "uses the end of the range"
 )
 Unseen = Annotated[UnseenRule, typer.Option(help=f"{UNSEEN}.")]
 Beyond = Annotated[BeyondRule, typer.Option(help=f"{BEYOND}.")]
@@ -95,12 +96,12 @@ SafeCells = Annotated[
     bool,
     typer.Option(
         "--safe-cells",
-        help="Put an apostrophe before text that a spreadsheet would run: cells that begin with = + - @.",
+        help="Put an apostrophe before text that a spreadsheet would run as a formula: cells that begin with = + - @.",
     ),
 ]
 Level = Annotated[
     float,
-    typer.Option("--level", "--interval", help="Posterior mass of the credible intervals.", min=0.001, max=0.999999),
+    typer.Option("--level", "--interval", help="Posterior probability of credible intervals.", min=0.001, max=0.999999),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", "--overwrite", "-f", help="Replace the output file if it exists.")]
@@ -113,7 +114,7 @@ READING = {"rich_help_panel": "Reading the table"}
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a table: the group of options of every command that takes one."""
+    """How to read a table: the options of every command that reads one."""
 
     format: Annotated[
         FormatWord | None, optional("Format of the table. (default: from its name and first bytes)", **READING)
@@ -122,31 +123,35 @@ class Reading:
         str | None, optional("Encoding of a CSV file, such as latin-1. (default: as in the fit, or utf-8)", **READING)
     ] = None
     separator: Annotated[
-        str | None, optional("Separator of a CSV file's fields. (default: detected in its first line)", **READING)
+        str | None, optional("Separator of a CSV file's fields. (default: detected from its first line)", **READING)
     ] = None
     decimal: Annotated[
         str | None,
-        optional("Decimal separator of a CSV file. (default: as in the fit, or as its cells show)", **READING),
+        optional("Decimal separator of a CSV file. (default: as in the fit, or detected from its cells)", **READING),
     ] = None
     na: Annotated[
         list[str] | None,
         optional(
-            "Text of a missing value, besides an empty cell and NA. Repeat for more. (default: as in the fit)",
+            "Text for a missing value, besides an empty cell and NA. Repeat for more. (default: as in the fit)",
             **READING,
         ),
     ] = None
 
     sheet: Annotated[str | None, optional("Sheet of an Excel file: its name or number. (default: 1)", **READING)] = None
     multiline: Annotated[
-        bool, typer.Option("--multiline", help="Allow cells of a CSV file, in quotes, to span lines.", **READING)
+        bool, typer.Option("--multiline", help="Allow quoted cells of a CSV file to span lines.", **READING)
     ] = False
     max_gb: Annotated[
         float | None,
-        optional("Most memory for the table, in gigabytes. (default: 0.5, or 20 times the file)", min=0.001, **READING),
+        optional(
+            "Most memory for the table, in gigabytes. (default: 0.5, or 20 times the file's size if that is more)",
+            min=0.001,
+            **READING,
+        ),
     ] = None
 
     def table(self, path: Path) -> "TableFile":
-        """Return the table at `path`; raises FileError if there is no such file. A stream is read, into a file."""
+        """Return the table at `path`; raises FileError if there is no such file. A stream is copied to a file first."""
         from viper.data.table_file import TableFile, readable_table
 
         separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
@@ -157,7 +162,7 @@ class Reading:
         return readable_table(TableFile(path, self.encoding or "utf-8", separator, self.decimal, missing, **more))
 
     def as_in_the_fit(self, table: "TableFile", fitted_to: "TrainingFile") -> "TableFile":
-        """Read with the options of the file of the fit, unless others were given or this file shows others."""
+        """Read the table like the training file, unless other options were given or the table clearly needs others."""
         from viper.data.csv_text import shown_decimal, shown_encoding, shown_separator, worded_csv_errors
 
         if table.kind().word != "csv":
@@ -172,7 +177,7 @@ class Reading:
         for name in ("encoding", "decimal"):
             used, before = getattr(table, name), getattr(fitted_to, name)
             if getattr(self, name) is None and used != before:
-                note(f"{table.path} is read with {name} {used!r}, which it shows; the file of the fit had {before!r}.")
+                note(f"{table.path} is read with {name} {used!r}, as detected; the training file had {before!r}.")
         return table if self.na is not None else replace(table, missing=tuple(fitted_to.na))
 
 
@@ -200,7 +205,7 @@ def open_model_and_rows(
 ) -> tuple[Any, "TableFile"]:
     """Load a model and open the table it is applied to.
 
-    All paths, also that of the output, are checked before torch is loaded, so that mistakes are reported at once.
+    All paths, including that of the output, are checked before torch is loaded, so that mistakes are reported at once.
     """
     from viper.data.table_file import check_input
     from viper.data.writing import check_output

@@ -1,4 +1,4 @@
-"""From a file to rows: a formula for a model to be fitted, or the columns and classes that a fitted model needs."""
+"""From a file to rows: with a formula for a new model, or with the columns and classes that a fitted one needs."""
 
 import difflib
 import re
@@ -12,9 +12,9 @@ from viper.data.table_file import TableFile, check_numbers
 from viper.errors import FileError, FormulaError, instead, listed
 from viper.formula.columns import (
     check_column_count,
+    has_row_numbers,
     is_text,
     left_out_columns,
-    numbers_rows,
     target_without_blanks,
     with_days,
     without_blanks,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 MOST_ABSENT_SHOWN = 8  # missing columns that a message lists
 MOST_ALIKE_SHOWN = 3  # groups of levels that differ in capitals only, in a note
-MOST_CLASSES = 20  # of a target, or so many per row:
-MOST_CLASS_SHARE = 0.05
+MOST_CLASSES = 20  # in a target,
+MOST_CLASS_SHARE = 0.05  # or this many per row, if that is more
 BY_DROP = "by --drop"  # the reason recorded for a column that the user left out
 
 # --- for a model to be fitted ---
@@ -44,19 +44,19 @@ class RowCounts(NamedTuple):
     robust: bool = False
 
     def part(self, rows: "np.ndarray") -> "RowCounts":
-        """Return the same of some rows."""
+        """Return the counts of some of the rows."""
         weight, groups = (None if vector is None else vector[rows] for vector in (self.weight, self.groups))
         return RowCounts(weight, groups, self.robust)
 
     def of_fit(self, learned: "Learned") -> "RowCounts":
-        """Return the same of the rows of a fit. With robust covariances, weights are one on average."""
+        """Return the counts of the rows that were fitted. With robust covariances, weights are one on average."""
         used = self.part(learned.kept)
         return (
             used if used.weight is None or not used.robust else used._replace(weight=used.weight / used.weight.mean())
         )
 
     def completed(self, model: Any) -> Any:
-        """Return a model that is fitted to these rows, with the covariances that were asked for."""
+        """Return the model that was fitted to these rows, with robust covariances if they were asked for."""
         return model.robust(groups=self.groups) if self.robust else model
 
 
@@ -64,7 +64,7 @@ EACH_ROW = RowCounts()  # every row counts once
 
 
 class PreparedRows(NamedTuple):
-    """Rows, the formula to fit to them, notes for the user, why columns were left out, and how the rows count."""
+    """Rows, the formula to fit, notes for the user, the reasons why columns were left out, and the rows' counts."""
 
     frame: "pandas.DataFrame"
     formula: str
@@ -91,7 +91,7 @@ def prepare_rows(
 ) -> PreparedRows:
     """Read a table and decide on the formula: the given one, or the sum of all usable columns.
 
-    The columns `weights` and `groups` are no features, unless the formula names them.
+    The columns `weights` and `groups` are not features unless the formula names them.
     """
     dropped, categories = tuple(drop or ()), tuple(category or ())
     if formula is not None:
@@ -133,7 +133,7 @@ def prepare_rows(
 
 
 def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
-    """Return the weights; raises FileError, with the first line at fault, unless all are numbers of at least 0."""
+    """Return the weights; raises FileError, with the first faulty line, unless all are numbers of at least 0."""
     import numpy as np
 
     values = spelled_numbers(column)
@@ -144,7 +144,7 @@ def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.nd
             "weights, or leave these rows out of the table."
         )
     if not values.any():
-        raise FileError(f"--weights must be positive somewhere; got only zeros in {column.name!r}.")
+        raise FileError(f"--weights must be positive in some row; got only zeros in {column.name!r}.")
     return values
 
 
@@ -155,7 +155,7 @@ def read_group_column(column: "pandas.Series[Any]", table: TableFile) -> "np.nda
     codes, names = pandas.factorize(without_blanks(column))
     if (codes < 0).any():
         raise FileError(
-            f"--groups must say to which group each row belongs; got {first_cell(column, codes < 0, table)}. Give each "
+            f"--groups must say which group each row belongs to; got {first_cell(column, codes < 0, table)}. Give each "
             "such row a group of its own."
         )
     if len(names) < 2:
@@ -164,7 +164,7 @@ def read_group_column(column: "pandas.Series[Any]", table: TableFile) -> "np.nda
 
 
 def first_cell(column: "pandas.Series[Any]", chosen: "np.ndarray", table: TableFile) -> str:
-    """Describe the first of some cells of a column, where it is, and how many more there are."""
+    """Describe the first of the chosen cells and its place, and say how many more there are."""
     row, more = int(chosen.argmax()), int(chosen.sum()) - 1
     got = "a missing value" if column.isna().iloc[row] else repr(str(column.iloc[row]))
     others = "" if not more else f", and {more:,} more such cell{'s' * (more > 1)}"
@@ -176,7 +176,7 @@ def how_to_use(name: str) -> str:
 
 
 def reading_notes(table: TableFile, frame: "pandas.DataFrame") -> list[str]:
-    """Return notes about how a text file or sheet was read, where that is not plain."""
+    """Return notes about how a text file or sheet was read, where that is not obvious."""
     from viper.data.csv_text import decimal_of, line_break_in, row_number_column
 
     kind = table.kind().word
@@ -185,7 +185,7 @@ def reading_notes(table: TableFile, frame: "pandas.DataFrame") -> list[str]:
     notes = []
     if (first := row_number_column(table.text)) is not None:
         named = f"named {first!r}" if first.strip() else "without a name"
-        notes.append(f"the first column, {named}, is left out: it is taken for row numbers.")
+        notes.append(f"the first column, {named}, is left out: it looks like row numbers.")
     if table.decimal is None and kind == "csv" and decimal_of(table) == ",":
         notes.append("commas are read as decimal points; pass --decimal . if they are not.")
     if kind == "csv" and table.multiline and (found := line_break_in(frame)) is not None:
@@ -198,7 +198,7 @@ def reading_notes(table: TableFile, frame: "pandas.DataFrame") -> list[str]:
 
 
 def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], named: Collection[str]) -> list[str]:
-    """Return notes about columns that are used and may not be meant."""
+    """Return notes about columns that are used, but perhaps not as the user meant."""
     notes = []
     for name, column in frame[list(used)].items():
         trimmed = column if column.dtype.kind in "iuf" else without_blanks(column)
@@ -208,11 +208,11 @@ def column_notes(frame: "pandas.DataFrame", target: str, used: Iterable[str], na
         if alike := spelled_alike(trimmed):
             which = ", ".join(" and ".join(map(repr, group)) for group in alike[:MOST_ALIKE_SHOWN])
             more = f" and {len(alike) - MOST_ALIKE_SHOWN} more" if len(alike) > MOST_ALIKE_SHOWN else ""
-            notes.append(f"column {name!r} tells {which}{more} apart; spell them alike if they mean the same.")
-        if name != target and name not in named and numbers_rows(column):
+            notes.append(f"column {name!r} distinguishes {which}{more}; spell them alike if they mean the same.")
+        if name != target and name not in named and has_row_numbers(column):
             notes.append(
                 f"column {name!r} has a different whole number in every row; "
-                f"pass --drop {name!r} if it only tells rows apart."
+                f"pass --drop {name!r} if it only identifies rows."
             )
     return notes
 
@@ -240,7 +240,7 @@ def check_named_columns(
         raise FileError(f"--drop must not remove the target; got {target!r}.")
     for option, name in beside.items():
         if name == target:
-            raise FileError(f"{option} must be another column than the target; got {name!r} for both.")
+            raise FileError(f"{option} must not be the target; got {name!r} for both.")
 
 
 def check_option_column(frame: "pandas.DataFrame", name: str, option: str) -> None:
@@ -271,7 +271,7 @@ def check_target_classes(frame: "pandas.DataFrame", target: str, missing: str) -
     measured = known.dtype.kind == "f" and len(classes) > 2 and bool((known % 1 != 0).any())
     if measured or len(classes) > max(MOST_CLASSES, len(known) * MOST_CLASS_SHARE):
         raise FileError(
-            f"the target must have classes, of which each has several rows; {got}. Recode it as a question with few "
+            f"the target must have a few classes, with several rows each; {got}. Recode it as a question with few "
             "answers, such as above or below a limit."
         )
 
@@ -281,7 +281,7 @@ def names_in(formula: str) -> list[str]:
 
 
 def in_c(formula: str) -> list[str]:
-    """Return the columns that the formula wraps in C(), as categories, and those of groups."""
+    """Return the columns that the formula treats as categories by C(), and the columns of its group terms."""
     groups = split_groups(split_sides(tokenize(formula))[1])[1] if formula else ()
     return [name for term in groups for name in term.columns] + [
         name.strip("` ") for name in re.findall(r"\bC\(\s*(`[^`]*`|\w+)", formula)
@@ -289,7 +289,7 @@ def in_c(formula: str) -> list[str]:
 
 
 def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...]) -> str:
-    """Return the formula of all columns of the frame; those in `category` are categories."""
+    """Return a formula with all columns of the frame, those in `category` as categories."""
     terms = [
         f"C({quote_column(name)})" if name in category and not is_text(frame[name]) else quote_column(name)
         for name in frame.columns.drop(target)
@@ -303,11 +303,11 @@ def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...
 
 
 class LabelledRows(NamedTuple):
-    """Rows with their classes, to judge a fitted model by."""
+    """Rows with their classes, to evaluate a fitted model on."""
 
     frame: "pandas.DataFrame"
     target: str
-    number: "np.ndarray"  # of a row's class, from 0 on; -1 without a class
+    number: "np.ndarray"  # the number of a row's class, from 0; -1 without a class
     known: "np.ndarray"  # whether a row has a class
 
 
@@ -319,10 +319,10 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
     if getattr(model, "multilabel_", False):
         raise ValueError(
             f"--target must name one of the labels of the model, {listed(map(str, model.classes_))}; got "
-            f"{'none' if target is None else repr(target)}. A report is about one of them."
+            f"{'none' if target is None else repr(target)}. A report is about a single label."
         )
     if name is None:
-        raise ValueError("--target must name the column with the classes; got none, and the model has none stored.")
+        raise ValueError("--target must name the column with the classes; got none, and the model does not know it.")
     text = (*text_inputs(model), *as_text)
     frame = table.read((*text, name) if isinstance(model.classes_[0], str) else text)
     check_model_columns(frame, input_columns(model))
@@ -332,7 +332,7 @@ def labelled_rows(model: Any, table: TableFile, target: str | None, as_text: tup
             "if its column has another name."
         )
     check_option_column(frame, name, "--target")
-    if hasattr(model, "formula_"):  # dates as the numbers by which the model knows them
+    if hasattr(model, "formula_"):  # dates become numbers of days, as in the model
         frame = with_days(frame, model.formula_.parsed.dates)
     column, classes = frame[name], model.classes_
     if isinstance(classes[0], str) and {*map(str.strip, classes)} == {*classes}:
@@ -365,7 +365,7 @@ def target_of(model: Any) -> str | None:
 
 
 def text_inputs(model: Any) -> tuple[str, ...]:
-    """Return the model's columns of text, which are read as text even where they look like numbers."""
+    """Return the model's columns of text, which are read as text even if they look like numbers."""
     levels = dict(model.formula_.levels) if hasattr(model, "formula_") else {}
     for factor in getattr(model, "factors_", ()):
         joined = len(factor.term.columns) > 1  # as text

@@ -1,4 +1,4 @@
-"""What commands say about the rows they predict: those that cannot be predicted, values that are unusual, drift."""
+"""Notes about the rows that a command predicts: rows without a prediction, unusual values, drift."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def note_drift(drifts: "list[ColumnDrift]") -> None:
 
 
 def drift_words(drift: "ColumnDrift") -> str:
-    """Say in which way a column differs most: missing values, values outside, its mean, or its shares."""
+    """Say how a column differs most: by missing values, values outside its range, its mean, or its shares."""
     if drift.missing - drift.missing_before > 0.05:
         return f"{drift.missing:.0%} missing, {drift.missing_before:.0%} in the training data"
     if drift.outside > 0.05:
@@ -62,14 +62,14 @@ def drift_words(drift: "ColumnDrift") -> str:
 
 
 def drift_of(model: Any, frame: "pandas.DataFrame") -> "list[ColumnDrift]":
-    """Compare the rows with the training data; nothing if the model has no record of these."""
+    """Compare the rows with the training data; the list is empty if the model has no record of them."""
     from viper.formula.drift import column_drift
 
     return column_drift(model.formula_, frame) if hasattr(model, "formula_") else []
 
 
 def print_drift(drifts: "list[ColumnDrift]") -> None:
-    """Print the columns that are distributed differently from the training data, or that there are none."""
+    """Print the columns that are distributed differently from the training data, or say that there are none."""
     moved = [one for one in drifts if one.moved]
     if not drifts:
         return
@@ -86,7 +86,7 @@ def print_drift(drifts: "list[ColumnDrift]") -> None:
 
 
 def table_predictions(model: Any, frame: "pandas.DataFrame", level: float) -> "TablePredictions":
-    """Predict every row that can be predicted; the others have only a note."""
+    """Predict every row that can be predicted; the others get only a note."""
     from viper.cli.preparing import input_columns
     from viper.models.prediction import predict_each_row
 

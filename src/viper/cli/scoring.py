@@ -57,16 +57,16 @@ def train_test_splits(
     if test_size is not None:
         if fewest < 2:
             raise ValueError(
-                f"to hold rows out, each class must have at least two; got {fewest} in one. Pass --cv 0 instead."
+                f"--test-size needs at least two rows of each class; got {fewest} of one class. Pass --cv 0 instead."
             )
         return [tuple(train_test_split(np.arange(len(y)), test_size=test_size, random_state=seed, stratify=y))]
     if folds < 2:
         return []
     if fewest < folds:
         if fewest < 2:
-            note("one class has a single row, so none can be held out and there are no scores.")
+            note("one class has a single row, so no rows can be held out and there are no scores.")
             return []
-        note(f"the rarer class has only {fewest} rows, so there are {fewest} folds instead of {folds}.")
+        note(f"the rarest class has only {fewest} rows, so there are {fewest} folds instead of {folds}.")
     cut = StratifiedKFold(min(folds, fewest), shuffle=True, random_state=seed)
     return list(cut.split(np.zeros(len(y)), y))
 
@@ -103,7 +103,7 @@ def has_both_classes(y: np.ndarray, *parts: np.ndarray) -> bool:
 class Folds:
     """Rows to train on and rows to test on, encoded.
 
-    Where missing values are drawn with the outcome's help, they are drawn again in each fold from its training rows, so
+    If missing values are drawn with the outcome's help, they are drawn again in each fold from its training rows, so
     that no label of a test row is used.
     """
 
@@ -114,10 +114,10 @@ class Folds:
         self.parts: dict[int, Learned] = {}  # the training rows of each fold, once they are needed
 
     def fit(self, model: Any, k: int) -> tuple[Any, "pandas.DataFrame"]:
-        """Return a copy of the model that is fitted to the training rows, and the test rows as it takes them."""
+        """Return a copy of the model fitted to the training rows, and the test rows in the form that it takes."""
         counts = self.counts.part(self.splits[k][0])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WeightWarning)  # weights need not be one on average in a part of the rows
+            warnings.simplefilter("ignore", WeightWarning)  # in a part of the rows, weights need not be one on average
             fitted, X = self._fit(model, k, {} if counts.weight is None else {"sample_weight": counts.weight})
         return counts.completed(fitted), X
 
@@ -127,11 +127,11 @@ class Folds:
         train, test = self.splits[k]
         X, y = self.learned.X, self.labels
         if self.learned.groups is not None:
-            from viper.models.groups.reading import InGroups
+            from viper.models.groups.reading import RowsAndGroups
 
             model, groups = clone(model).set_params(new_groups="average"), self.learned.groups
             fitted = model.fit(X.iloc[train], y[train], groups=groups.iloc[train], **weight)
-            return fitted, InGroups(X.iloc[test], groups.iloc[test])
+            return fitted, RowsAndGroups(X.iloc[test], groups.iloc[test])
         if not self.learned.tables:
             return clone(model).fit(X.iloc[train], y[train], **weight), X.iloc[test]
         from viper.formula.learn import fit_learned
@@ -169,7 +169,7 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
     y, splits = folds.labels, folds.splits
     classes, numbers = np.unique(y, return_inverse=True)
     two, order = len(classes) == 2, getattr(model, "categories", None)
-    # levels in order come as the others are sorted
+    # columns of ordered levels are sorted like those of other classes
     columns = slice(None) if order is None or two else [order.index(label) for label in classes.tolist()]
     shape = (len(y),) if two else (len(y), len(classes))
     probability, interval = np.full(shape, np.nan), np.full((*shape, 2), np.nan)
@@ -189,7 +189,7 @@ def cross_validated(model: Any, folds: Folds, level: float, step: Callable[[], N
 
 
 def diagnosis_record(fitted: Any, rows: int) -> dict[str, Any] | None:
-    """Return k̂ of the posterior and its verdict, to store with the model; None where there is none."""
+    """Return k̂ of the posterior and its verdict, to store with the model; None if the model has none."""
     if not hasattr(fitted, "diagnose"):
         return None
     found = fitted.diagnose(draws=int(np.clip(WEIGHT_BUDGET / rows, *DRAW_LIMITS)))

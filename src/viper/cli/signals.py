@@ -1,12 +1,12 @@
-"""Ctrl-C and SIGTERM as an exception that removes partial output on its way out, whatever it meets there."""
+"""Turn Ctrl-C and SIGTERM into KeyboardInterrupt, so that partial output is removed on the way out."""
 
 import os
 import signal
 import threading
 from types import FrameType
 
-RECEIVED: list[int] = []  # the signals, the last one last
-RETRY_SECONDS = 0.05  # until a signal that came during an import is delivered again
+RECEIVED: list[int] = []  # signals so far, the latest last
+RETRY_SECONDS = 0.05  # before a signal that came during an import is sent again
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of the frames that load a module
 
 
@@ -16,7 +16,7 @@ def catch_signals() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt. While a module is loaded, try again a little later: torch aborts when interrupted."""
+    """Raise KeyboardInterrupt. While a module is being loaded, try again a little later: torch would abort."""
     if is_importing(frame):
         timer = threading.Timer(RETRY_SECONDS, os.kill, (os.getpid(), number))
         timer.daemon = True
@@ -35,7 +35,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def stop_if_interrupted() -> None:
-    """Raise KeyboardInterrupt if there was a signal whose exception something swallowed, as some C libraries do."""
+    """Raise KeyboardInterrupt if a signal's exception was swallowed, as some C libraries do."""
     if RECEIVED:
         raise KeyboardInterrupt
 

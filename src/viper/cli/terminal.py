@@ -30,7 +30,7 @@ PATIENT_SECONDS = 2.0  # before progress is noted where there is no terminal
 STRIP_WIDTH = 17  # characters of a drawn interval
 
 
-# Characters that change a terminal's state or the order of what it shows, as they are written in a Python string.
+# Characters that change a terminal's state or the order of its text, with their escapes in a Python string.
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
 ESCAPED = {code: ascii(chr(code))[1:-1] for code in CONTROLS}
 ESCAPED_IN_LINES = {code: text for code, text in ESCAPED.items() if chr(code) not in "\n\t"}
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Print lines of the result, of which what is too long goes on below, indented as they are.
+    """Print lines of the result; long lines are wrapped and keep their indentation.
 
     Square brackets are rich's markup, so pass text from users through `escape`.
     """
@@ -103,8 +103,8 @@ def print_table(
 ) -> list[int]:
     """Print a light table whose first `left` columns are text; return the indices of the columns that are shown.
 
-    Only text is cut. If the line is too short, the columns in `spare` are left out, the first one first, and after
-    them the table is wider than the line. Other columns are numbers, or `Text` to be printed as it is.
+    Only text is cut. If the screen is too narrow, the columns in `spare` are left out in that order; if that is not
+    enough, the table is wider than the screen. Other columns are numbers, or `Text` to be printed as it is.
     """
     columns = [list(column) for column in zip(titles, *(map(escaped_cell, row) for row in rows), strict=True)]
     widths = [max(cell_len(str(cell)) for cell in column) for column in columns]
@@ -160,7 +160,7 @@ def plus_minus(value: float, error: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share with three decimals, or as many as show two digits of it and of what it lacks to one."""
+    """Return a share with three decimals, or as many as show two digits of it and of its distance from one."""
     rest = min(share, 1.0 - share)
     if rest <= 0.0:
         return f"{share:.0f}"
@@ -173,7 +173,7 @@ def fixed_number(value: float, digits: int) -> str:
 
 
 def interval_strip(low: float, middle: float, high: float, ends: tuple[float, float]) -> Text:
-    """Draw an interval on an axis from `ends[0]` to `ends[1]`, with a mark at zero and arrows to what lies beyond."""
+    """Draw an interval on an axis from `ends[0]` to `ends[1]`, with a mark at zero and arrows where it goes beyond."""
     place = lambda x: round((min(max(x, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (STRIP_WIDTH - 1))  # noqa: E731
     cells = [" "] * STRIP_WIDTH
     cells[place(0.0)] = "│"
@@ -192,7 +192,7 @@ def interval_strip(low: float, middle: float, high: float, ends: tuple[float, fl
 def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
     """Show progress on stderr; yields a function to call after each step.
 
-    On a terminal it is a bar. Elsewhere it is a line after two seconds or more, with the steps done by then.
+    On a terminal it is a bar. Elsewhere it is a line with the steps done so far, at most every two seconds.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -212,7 +212,7 @@ def show_progress(title: str, total: int, quiet: bool = False) -> Iterator[Any]:
 
 
 def progress_lines(title: str, total: int) -> Callable[..., None]:
-    """Return a function that notes the steps of `show_progress` on lines, one in two seconds at most."""
+    """Return a function that prints the steps of `show_progress` as notes, at most one every two seconds."""
     began, noted, done = time.monotonic(), 0.0, 0
 
     def step(text: str | None = None, by: int = 1) -> None:

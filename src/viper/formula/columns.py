@@ -424,7 +424,7 @@ def is_identifier(column: "pandas.Series[Any]", different: int) -> bool:
     return different > MOST_UNNAMED_LEVELS or different == len(column)
 
 
-def numbers_rows(column: "pandas.Series[Any]") -> bool:
+def has_row_numbers(column: "pandas.Series[Any]") -> bool:
     """Return whether the column has a different integer in every row, as row numbers and identifiers do."""
     if len(column) < FEWEST_COUNTED or column.dtype.kind not in "iuf" or not column.iloc[:FIRST_COMPARED].is_unique:
         return False

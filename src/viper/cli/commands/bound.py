@@ -31,7 +31,7 @@ def compare_bounds(
     from viper import expected_sigmoid, expected_softplus, terms_needed
 
     variance = sd * sd
-    ways: dict[str, dict[str, Any]] = {"exact": {}, "certified above": {"bound": "certified"}}
+    ways: dict[str, dict[str, Any]] = {"exact": {}, "certified upper bound": {"bound": "certified"}}
     ways |= {f"paper's bound, l = {l}": {"terms": l} for l in terms or (5, 12)}
     ways |= {"Jaakkola-Jordan (Pólya-Gamma)": {"bound": "pg"}}
     ways |= {f"Gauss-Hermite, {nodes} nodes": {"bound": "quadrature", "nodes": nodes}}
@@ -60,7 +60,7 @@ def compare_bounds(
         for row in rows
     ]
     print_table(["", "value", "gap", "∂/∂mean", "2 ∂/∂variance"], cells)
-    above = found["certified above"].value - exact
-    say(f"Certificate: the true value is proven to lie below the second line, which is {above:.0e} above the first.")
+    above = found["certified upper bound"].value - exact
+    say(f"Certificate: the true value provably lies below the second line, which is {above:.0e} above the first.")
     say(f"The probability s(X) has mean {digits(float(probability.mean))} and sd {digits(float(probability.std))}.")
-    say(f"The paper's bound is within 1 % from l = {document['terms_for_1_percent']:,} terms on.")
+    say(f"The paper's bound is within 1 % with l = {document['terms_for_1_percent']:,} terms or more.")

@@ -14,13 +14,13 @@ from viper.cli.signals import stop_if_interrupted
 from viper.cli.terminal import note, plus_minus, print_json, print_table, say, short_number, show_progress
 
 LARGEST_GP = 5_000  # rows for viper's Gaussian process
-LARGEST_LOO = 2_000  # rows for leave-one-out, unless --loo asks for it: about a second per thousand rows and model
+LARGEST_LOO = 2_000  # rows for leave-one-out without --loo: it takes about a second per thousand rows and model
 LOO_DRAWS = 1_000
-LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time grows with their cube
+LARGEST_EXACT_GP = 1_000  # rows for scikit-learn's, whose time is cubic in them
 DIGITS_SHOWN = {"brier": 4, "auc": 4, "calibration_error": 3, "interval_width": 3, "seconds": 2}
 RANKED = ("brier", "auc", "calibration_error", "seconds")  # columns whose best value is highlighted
 
-OF_TWO_CLASSES = ("bound", "terms", "prior auto")  # in the names of models for two classes, or slow for more
+ONLY_FOR_TWO = ("bound", "terms", "prior auto")  # in names of models for two classes only, or too slow for more
 
 MakeModel = Callable[[], Any]
 
@@ -73,7 +73,7 @@ def compare_models(
     prepared = prepare_rows(table, target, formula, drop, category, missing.value)
     if prepared.group_terms:
         raise typer.BadParameter(
-            f"compare is for formulas without group terms; got {prepared.group_terms[0]}. viper fit scores such a model"
+            f"compare takes formulas without group terms; got {prepared.group_terms[0]}. viper fit scores such a model"
         )
 
     from viper.data.checks import seed_of
@@ -100,7 +100,7 @@ def compare_models(
 def comparison(
     models: dict[str, MakeModel], learned: Any, cv: int, seed: int, level: float, quiet: bool
 ) -> dict[str, Any]:
-    """Cross-validate the models; one that fails has its error in place of scores, and does not end the comparison."""
+    """Cross-validate the models; one that fails gets its error instead of scores, and the comparison goes on."""
     from viper.cli.scoring import Folds, cross_validated, train_test_splits
 
     folds = Folds(learned, train_test_splits(learned.labels, cv, None, seed))
@@ -119,7 +119,7 @@ def comparison(
 
 
 def ranked_results(held_out: dict[str, Any]) -> list[dict[str, Any]]:
-    """Scores of the models, the best log score first, and their differences from the best with standard errors.
+    """Return the models' scores, the best log score first, and their differences from the best with standard errors.
 
     Folds share training rows, so the errors are slightly too small (Bengio and Grandvalet, 2004).
     """
@@ -142,24 +142,24 @@ def ranked_results(held_out: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wants_loo(asked: bool | None, learned: Any) -> bool:
-    """Whether to compare by leave-one-out: as asked, or if the rows are few; not where it cannot be done."""
+    """Return whether to compare by leave-one-out: if asked to, or by default for few rows, where it is possible."""
     if not (learned.tables or has_more_classes(learned)):
         return len(learned.y) <= LARGEST_LOO if asked is None else asked
     if asked:
-        why = "each fold draws its missing values anew" if learned.tables else "it is for two classes"
-        note(f"leave-one-out is left out: {why}.")
+        why = "each fold draws its missing values anew" if learned.tables else "it needs exactly two classes"
+        note(f"leave-one-out is skipped: {why}.")
     return False
 
 
 def has_more_classes(learned: Any) -> bool:
-    """Whether there are more classes than two."""
+    """Return whether there are more than two classes."""
     return len({*learned.labels.tolist()}) > 2
 
 
 def loo_results(models: dict[str, MakeModel], X: Any, y: Any, quiet: bool) -> list[dict[str, Any]]:
-    """Leave-one-out of the models that have it, fitted to all rows; the best first, with differences from it.
+    """Return leave-one-out scores of the models that have them, the best first, with differences from the best.
 
-    It is that of the exact posterior, so approximations of one posterior are not compared, only priors.
+    They are for the exact posterior, so they compare priors, not approximations of the same posterior.
     """
     made = {name: make() for name, make in models.items()}
     ours = {
@@ -214,15 +214,15 @@ def comparable_models(seed: int, intercept: bool) -> dict[str, tuple[int | None,
         "sklearn LogisticRegression": (None, plain),
         "sklearn GaussianProcessClassifier": (LARGEST_EXACT_GP, exact_gp),
         "sklearn HistGradientBoosting": (None, trees),
-        "share of the classes": (None, sklearn("dummy", "DummyClassifier", strategy="prior")),
+        "class shares only": (None, sklearn("dummy", "DummyClassifier", strategy="prior")),
     }
 
 
 def models_for(learned: Any, order: list[Any] | None, seed: int) -> dict[str, tuple[int | None, MakeModel]]:
-    """Return the models that suit the classes, the ordinal one first if these are levels in order."""
+    """Return the models that suit the classes, beginning with the ordinal one if the classes are ordered levels."""
     every = comparable_models(seed, learned.encoding.intercept)
     if has_more_classes(learned):
-        every = {name: made for name, made in every.items() if not any(word in name for word in OF_TWO_CLASSES)}
+        every = {name: made for name, made in every.items() if not any(word in name for word in ONLY_FOR_TWO)}
     return every if order is None else {"viper ordinal": (None, ordinal_model(seed, order)), **every}
 
 
@@ -233,12 +233,12 @@ def ordinal_model(seed: int, order: list[Any]) -> MakeModel:
 def choose_models(
     every: dict[str, tuple[int | None, MakeModel]], rows: int, only: list[str] | None
 ) -> tuple[dict[str, MakeModel], list[str]]:
-    """Return the models asked for that can handle so many rows, and a note for each that cannot."""
+    """Return those of the wanted models that can handle so many rows, and a note for each of the others."""
     wanted = {n: c for n, c in every.items() if not only or any(word.lower() in n.lower() for word in only)}
     if not wanted:
         raise ValueError(f"--only must be part of one of {list(every)}; got {only}.")
     large = {name: most for name, (most, _) in wanted.items() if most is not None and rows > most}
-    skipped = [f"{name} is left out: more than {most:,} rows." for name, most in large.items()]
+    skipped = [f"{name} is skipped: it takes at most {most:,} rows." for name, most in large.items()]
     if len(large) == len(wanted):
         raise ValueError(f"--only must keep a model that can handle {rows:,} rows; got {only}. {' '.join(skipped)}")
     return {name: make for name, (_, make) in wanted.items() if name not in large}, skipped
@@ -276,7 +276,7 @@ def print_comparison(document: dict[str, Any], level: float) -> None:
 
 
 def tie_sentence(tied: list[tuple[str, bool]]) -> str:
-    """Which models are not clearly worse than the first, by more than two standard errors of the difference."""
+    """Say which models are not clearly worse than the first: by two standard errors of the difference or less."""
     best, *others = tied or [("", False)]
     close = [escape(name) for name, is_close in others if is_close]
     if not others:
@@ -287,7 +287,7 @@ def tie_sentence(tied: list[tuple[str, bool]]) -> str:
 
 
 def print_loo(results: list[dict[str, Any]]) -> None:
-    say("\n[bold]Leave-one-out[/] by the exact posterior: log scores of rows predicted from all others, summed (elpd)")
+    say("\n[bold]Leave-one-out[/] with the exact posterior: summed log scores of rows predicted from all others (elpd)")
     rows = []
     for k, row in enumerate(results):
         against = plus_minus(row["difference"], row["difference_error"]) if k else "best"
@@ -298,4 +298,4 @@ def print_loo(results: list[dict[str, Any]]) -> None:
     if said := tie_sentence(close):
         say(f"  {said}")
     if any(row["doubtful_rows"] for row in results):
-        say("  [dim]Doubtful rows change the fit too much for weights; prefer the cross-validation.[/]")
+        say("  [dim]Leaving out a doubtful row changes the fit too much for importance weights; prefer --cv.[/]")

@@ -1,4 +1,4 @@
-"""`viper demo`: posteriors on real data, where they are unsure and why, a report and pictures."""
+"""`viper demo`: posteriors on real data, where they are unsure and why, with a report and pictures."""
 
 import time
 from pathlib import Path
@@ -114,7 +114,7 @@ def timed_fit(estimator: Any, tumours: Tumours, columns: list[str], **options: A
 
 
 def timed_process(console: Any, tumours: Tumours) -> TimedFit | None:
-    """Fit the Gaussian process; without GPyTorch, print why there is none and return None."""
+    """Fit the Gaussian process; without GPyTorch, print the reason and return None."""
     try:
         estimator = viper.VariationalGPClassifier
     except ImportError as error:
@@ -156,8 +156,8 @@ def odds_table(model: Any) -> Any:
     from viper.report.words import percent
 
     steps = dict(zip(model.formula_.names, model.formula_.scale, strict=True))
-    titles = ("that is", "multiplies the odds by", "95 % interval", "sure of direction")
-    table = number_table("one standard deviation more of", titles)
+    titles = ("which is", "multiplies the odds by", "95 % interval", "probability of sign")
+    table = number_table("one more standard deviation of", titles)
     summary = model.summary().drop(index="intercept").sort_values("p_direction", ascending=False)
     for name, row in summary.iterrows():
         interval = f"{row['odds_lower']:.2f} – {row['odds_upper']:.2f}"
@@ -167,14 +167,14 @@ def odds_table(model: Any) -> Any:
 
 
 def tell_twins_apart(tumours: Tumours, fit: TimedFit) -> str:
-    """Describe two held-out tumours of about the same probability, one of which is far less certain."""
+    """Describe two held-out tumours with about the same probability, one of which is far less certain."""
     from viper.models.prediction import predictions
     from viper.report.views import Outlyingness
     from viper.report.words import JOIN, percent, percent_range, unusual_sentence
 
     X = tumours.test[fit.columns]
     seen, found = predictions(fit.model, X), Outlyingness(X)
-    lines = ["Two held-out tumours, numbered as in report.html, of about the same probability:", ""]
+    lines = ["Two held-out tumours with about the same probability, numbered as in report.html:", ""]
     for k in find_twins(seen):
         interval = percent_range(seen.lower[k], seen.upper[k]).replace(JOIN, "")
         lines += [

@@ -31,23 +31,23 @@ def show_effects(
     contrast: Annotated[
         list[str] | None,
         options.optional(
-            "Change of a column: age=10 adds 10 in every row, age=40,60 sets 60 instead of 40, ward=east,west sets "
-            "west instead of east, ward=pairwise compares all pairs. Repeat for more.",
+            "Change to a column: age=10 adds 10 in every row, age=40,60 compares 60 with 40, ward=east,west compares "
+            "west with east, ward=pairwise compares all pairs. Repeat for more.",
             metavar="COLUMN=CHANGE",
         ),
     ] = None,
     slope: Annotated[
-        list[str] | None, options.optional("Column of numbers whose slope to average. Repeat for more.")
+        list[str] | None, options.optional("Numeric column whose average slope to show. Repeat for more.")
     ] = None,
     at: Annotated[
         list[str] | None,
         options.optional(
-            "Value that every row gets first, such as age=50, or several: age=40,50,60. Repeat for more columns.",
+            "Value to set in every row first, such as age=50, or several: age=40,50,60. Repeat for more columns.",
             metavar="COLUMN=VALUE",
         ),
     ] = None,
     by: Annotated[
-        list[str] | None, options.optional("Column whose values are groups of rows to average over. Repeat for more.")
+        list[str] | None, options.optional("Column that groups the rows, to average over each group. Repeat for more.")
     ] = None,
     measure: Annotated[
         MeasureWord,
@@ -65,8 +65,9 @@ def show_effects(
 ) -> None:
     """Show what changes the probability, on average over the rows of a table, in percentage points.
 
-    Without options, every column is changed in turn: categories from their reference to each other level, 0 to 1, other
-    numbers by a round step of about one standard deviation. With --at or --by alone, average probabilities are shown.
+    Without options, every column is changed in turn: a category from its reference level to each other level, a column
+    of zeros and ones from 0 to 1, and other numbers by a round step of about one standard deviation. With only --at or
+    --by, average probabilities are shown.
 
     Examples
     --------
@@ -105,7 +106,7 @@ def show_effects(
     several = getattr(fitted, "multilabel_", False)
     positive = f"{target} = {fitted.classes_[1]}" if target else str(fitted.classes_[1])
     if len(fitted.classes_) > 2:
-        positive = "a row is at the level" if hasattr(fitted, "thresholds_") else "a row is of the class"
+        positive = "a row has the level" if hasattr(fitted, "thresholds_") else "a row is in the class"
     positive = "a row has the label" if several else positive
     if as_json:
         tables = {f"{kind}s": table.to_dict("records") for kind, table in found.items()}
@@ -139,7 +140,7 @@ def read_assignment(model: Any, text: str, option: str) -> tuple[str, list[Any]]
 
 
 def levels_of_column(model: Any, name: str) -> list[Any] | None:
-    """The levels of a category, or the groups in a column of groups."""
+    """Return the levels of a category, or the groups in a column of groups."""
     from viper.models.effects import grouping_columns
 
     known = model.formula_.levels.get(name) if hasattr(model, "formula_") else None
@@ -190,7 +191,7 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
         if lacking := int((~whole & ~empty).sum()):
             note(f"{lacking:,} rows without a weight are left out.")
     if not whole.any():
-        raise ValueError("some rows must be such that the model can predict them; got none.")
+        raise ValueError("the model must be able to predict some of the rows; got none.")
     frame = kept_rows(model, frame, whole)
     return frame, None if weight is None else frame[weight].to_numpy()
 
@@ -199,7 +200,7 @@ def rows_with_predictions(model: Any, table: Any, by: list[str], weight: str | N
 
 
 def tidy_table(found: dict[str, "pandas.DataFrame"]) -> "pandas.DataFrame":
-    """Return all results in one table, which says in its first column what each row is."""
+    """Return all results in one table, whose first column says what each row is."""
     import pandas
 
     parts = [table.assign(effect=kind) for kind, table in found.items()]
@@ -230,13 +231,13 @@ def print_effects(found: dict[str, "pandas.DataFrame"], positive: str, rows: int
             say("  [dim]points: percentage points, on average over the rows.[/]")
         say("  [dim]sign: probability that the change has the direction shown.[/]")
     if "slope" in found:
-        say("[bold]Slopes[/]: the change of the probability per unit of a column")
+        say("[bold]Slopes[/]: change in the probability per unit of a column")
         print_rows(found["slope"], level, "points per 1")
         say("  [dim]points: percentage points, on average over the rows.[/]")
 
 
 def print_rows(table: "pandas.DataFrame", level: float, title: str, signed: bool = True, ratio: bool = False) -> None:
-    """Print one line for each row, with its interval drawn if it has a sign."""
+    """Print one line for each row; if it has a sign, its interval is drawn too."""
     labels = [name for name in table if name not in NUMBERS]
     compared = "before" in table
     scale = 1.0 if ratio else 100.0

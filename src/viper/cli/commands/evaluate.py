@@ -1,4 +1,4 @@
-"""`viper evaluate`: how good a model's probabilities are on rows whose classes are known, and what they decide."""
+"""`viper evaluate`: how good a model's probabilities, and decisions based on them, are on rows with known classes."""
 
 import math
 from collections.abc import Callable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from viper.models.prediction import TablePredictions
 
 BAR_WIDTH = 20  # characters of the longest bar
-DECIDING = {"rich_help_panel": "Decisions: rows with at least the threshold are acted on"}
-RATES = {  # rate -> its name, and what it is the share of, with {} for the target's two values
+DECIDING = {"rich_help_panel": "Decisions (act on rows whose probability reaches the threshold)"}
+RATES = {  # rate -> its name and what it is a share of; {0} and {1} are the two classes
     "sensitivity": ("sensitivity, recall", "of those with {1}, acted on"),
     "specificity": ("specificity", "of those with {0}, left alone"),
     "ppv": ("PPV, precision", "of those acted on, with {1}"),
@@ -59,14 +59,15 @@ def evaluate_model(
     bins: Annotated[int, typer.Option(help="Number of bins in the calibration table.", min=1)] = 10,
     by: Annotated[
         list[str] | None,
-        options.optional("Column by which rows are grouped, to score each group. Repeat for more columns."),
+        options.optional("Column that groups the rows, to score each group. Repeat for more columns."),
     ] = None,
     weights: Annotated[
         str | None,
         options.optional("Column with the weights of the rows: a weight of 3 counts a row three times in the scores."),
     ] = None,
     checks: Annotated[
-        bool, typer.Option("--checks", help="Also check residuals by column, and compare with outcomes drawn anew.")
+        bool,
+        typer.Option("--checks", help="Also check residuals by column, and compare with simulated outcomes."),
     ] = False,
     cost_fp: Annotated[
         float | None, options.optional("Cost of acting on a row of the first class. (default: 1)", min=0, **DECIDING)
@@ -76,10 +77,11 @@ def evaluate_model(
         options.optional("Cost of not acting on a row of the second class. (default: 1)", min=0, **DECIDING),
     ] = None,
     budget: Annotated[
-        str | None, options.optional("Most rows to act on, such as 200; or a share, such as 5%.", **DECIDING)
+        str | None,
+        options.optional("Most rows to act on: a number, such as 200, or a share, such as 5%.", **DECIDING),
     ] = None,
     threshold: Annotated[
-        float | None, options.optional("Probability from which to act.", min=0, max=1, **DECIDING)
+        float | None, options.optional("Smallest probability at which to act.", min=0, max=1, **DECIDING)
     ] = None,
     level: options.Level = 0.95,
     as_json: options.Json = False,
@@ -97,7 +99,7 @@ def evaluate_model(
     """
     deciding = {"threshold": threshold, "cost_fp": cost_fp, "cost_fn": cost_fn, "budget": read_budget(budget)}
     if threshold is not None and (cost_fp is not None or cost_fn is not None or budget is not None):
-        raise typer.BadParameter("--threshold cannot be given with costs or a budget, which choose the threshold")
+        raise typer.BadParameter("--threshold cannot be combined with costs or a budget, which choose one; got both")
     fitted, table = options.open_model_and_rows(model, data, reading)
     from viper.cli.classes import model_of_label, table_of_labels
     from viper.cli.preparing import check_option_column, labelled_rows
@@ -130,9 +132,9 @@ def evaluate_model(
 
 
 def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> None:
-    """Note that the model has learned from these very rows, which flatters it.
+    """Note that the model was fitted to these very rows, if so: its scores are then too optimistic.
 
-    Effects of groups are shrunk, so with them probabilities also look too cautious.
+    With effects of groups, which are shrunk, probabilities also look too cautious.
     """
     from viper.cli.model_card import is_file_of_fit
     from viper.cli.preparing import input_columns
@@ -144,14 +146,14 @@ def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> Non
         return
     if hasattr(fitted, "factors_"):
         note(
-            "these are the rows of the fit, from which the effects of groups were learned. As effects are shrunk, "
-            "probabilities look too cautious here. Evaluate other rows, or see viper report, which predicts each row "
-            "from all others."
+            "the model was fitted to these rows, and learned the effects of groups from them. Because the effects are "
+            "shrunk, probabilities look too cautious here. Evaluate other rows, or see viper report, which predicts "
+            "each row from all others."
         )
     else:
         note(
-            "these are the rows of the fit, which flatters the scores. Evaluate rows that the model has not learned "
-            "from; the scores that viper fit prints are of such rows."
+            "the model was fitted to these rows, so the scores are too optimistic. Evaluate rows that it has not seen; "
+            "the scores that viper fit prints are for such rows."
         )
 
 
@@ -159,7 +161,7 @@ def note_if_fitted(fitted: Any, table: "TableFile", scored: "ScoredRows") -> Non
 
 
 def read_budget(text: str | None) -> float | None:
-    """'200' rows, or a share as '5%' or '0.05'."""
+    """Read '200', a number of rows, or '5%' or '0.05', a share of them."""
     if text is None:
         return None
     try:
@@ -185,12 +187,12 @@ class ScoredRows(NamedTuple):
 
 
 def check_for_two_classes(fitted: Any, weights: str | None, two_classes_only: bool) -> None:
-    """Raise where an option that was given, such as --by, does not go with --weights or with the model's classes."""
+    """Raise if --by, --checks or a decision is combined with --weights, or the model does not have two classes."""
     labels = getattr(fitted, "multilabel_", False)
     if two_classes_only and (len(fitted.classes_) > 2 or labels):
         raise typer.BadParameter(
-            f"decisions, --by and --checks are for two classes; got a model of {len(fitted.classes_)}"
-            + (" labels. Pass --target with one of them" if labels else ". Leave them out")
+            f"decisions, --by and --checks are for two classes; got a model with {len(fitted.classes_)}"
+            + (" labels. Name one of them by --target" if labels else " classes. Leave them out")
         )
     if two_classes_only and weights is not None:
         raise typer.BadParameter(
@@ -200,7 +202,7 @@ def check_for_two_classes(fitted: Any, weights: str | None, two_classes_only: bo
 
 
 def score_rows(fitted: Any, table: "TableFile", rows: Any, weights: str | None, level: float, what: str) -> ScoredRows:
-    """Predict the rows, and note which are left out because they have no class (or `what` it is) or no prediction."""
+    """Predict the rows, and note how many are left out for want of a class (or `what` they need) or a prediction."""
     from viper.cli.classes import without_prediction
     from viper.cli.preparing import check_option_column, read_weight_column
     from viper.cli.remarks import note_counts, table_predictions
@@ -229,11 +231,11 @@ def judged_rows(fitted: Any, scored: ScoredRows) -> JudgedRows:
     return JudgedRows(rows.number[used] == 1, scored.predicted, kept_rows(fitted, rows.frame, used), classes)
 
 
-# --- what is shown of a model of more than two classes, or of several labels ---
+# --- output for a model of more than two classes, or of several labels ---
 
 
 def show_labels(fitted: Any, scored: ScoredRows, bins: int, level: float, as_json: bool) -> None:
-    """Score all labels together, and each."""
+    """Show the scores over all labels and for each."""
     from viper.cli.classes import label_document, print_label_evaluation
 
     names, label = [str(name) for name in fitted.classes_], scored.rows.label[scored.used]
@@ -256,7 +258,7 @@ def show_classes(fitted: Any, scored: ScoredRows, bins: int, level: float, as_js
 def show_with_drift(
     fitted: Any, scored: ScoredRows, document: dict[str, Any], show: Callable[[], None], as_json: bool
 ) -> None:
-    """Print a document, and how the rows differ from those of the fit."""
+    """Print the document, and how the rows differ from those of the fit."""
     from viper.cli.remarks import drift_of, print_drift
 
     drifts = drift_of(fitted, scored.rows.frame)
@@ -271,7 +273,7 @@ def show_with_drift(
 
 
 def score_document(judged: JudgedRows, weight: "np.ndarray | None", bins: int, level: float) -> dict[str, Any]:
-    """Scores, the calibration table, and a verdict on it."""
+    """Return the scores, the calibration table, and a verdict on it."""
     from viper.report.metrics import calibration, judge_calibration, scores
 
     label, probability = judged.label, judged.probability
@@ -288,7 +290,7 @@ def with_sentence(verdict: Any) -> dict[str, Any]:
 
 
 def group_document(judged: JudgedRows, name: str, level: float) -> dict[str, Any]:
-    """The scores of each group, and one verdict on all of them."""
+    """Return the scores of each group, and one verdict on all groups."""
     from viper.report.metrics import by_group, judge_calibration
     from viper.report.shares import named_groups
 
@@ -309,7 +311,7 @@ def decision_document(
     cost_fn: float | None,
     budget: float | None,
 ) -> dict[str, Any]:
-    """The threshold and why, the counts, the rates with intervals, and what the decisions cost."""
+    """Return the threshold and its reason, the counts, the rates with intervals, and the cost of the decisions."""
     from viper.report.decisions import budget_rows, budget_threshold, confusion, cost_threshold
 
     label, probability = judged.label, judged.probability
@@ -349,7 +351,7 @@ def decision_document(
 
 
 def check_document(fitted: Any, judged: JudgedRows, level: float) -> dict[str, Any]:
-    """Outcomes drawn from the posterior, and the residuals by column, those furthest from zero first."""
+    """Return a comparison with simulated outcomes, and the residuals by column, the worst column first."""
     from viper.cli.preparing import input_columns
     from viper.report.checks import binned_residuals, predictive_check
     from viper.report.metrics import judge_calibration
@@ -389,7 +391,7 @@ def print_evaluation(document: dict[str, Any], classes: list[str]) -> None:
 
 
 def print_score_table(document: dict[str, Any]) -> None:
-    """Each score beside that of predicting the base rate for every row, and the skill, which is the share gained."""
+    """Print each score, the score of predicting the base rate for every row, and the share of its loss avoided."""
     base = document["base_rate"]
     both = 0 < base < 1
     skill = lambda name: "–" if document[name] is None else f"{100 * document[name]:.1f} %"  # noqa: E731
@@ -458,15 +460,15 @@ def print_decision(found: dict[str, Any], classes: list[str], level: float) -> N
     print_table(["rate", "", f"{100 * level:g} %", "rows", ""], rows, spare=(4,))
     if "cost" in found:
         total = tp + fp + fn + tn
-        others = {"nobody": found["cost_of_acting_on_none"], "everybody": found["cost_of_acting_on_all"]}
+        others = {"none": found["cost_of_acting_on_none"], "all": found["cost_of_acting_on_all"]}
         against = " and ".join(
             f"{significant_number(cost / total)} for acting on {who}" for who, cost in others.items()
         )
         say(f"  Cost per row [bold]{significant_number(found['cost'] / total)}[/], against {against}.")
     near = found["within_interval"]
     which = {0: "No row has", 1: "One row has"}.get(near, f"{near:,} rows have")
-    say(f"  [dim]{which} a probability whose own interval contains the threshold: there the decision is uncertain.[/]")
-    say("  [dim]Intervals of rates allow for the number of rows. Use rows that the model has not learned from.[/]\n")
+    say(f"  [dim]{which} a probability whose interval contains the threshold: there, the decision is uncertain.[/]")
+    say("  [dim]The intervals of rates allow for the number of rows. Use rows that the model was not fitted to.[/]\n")
 
 
 def print_groups(name: str, found: dict[str, Any], level: float) -> None:
@@ -496,7 +498,7 @@ def print_groups(name: str, found: dict[str, Any], level: float) -> None:
     print_table(titles, rows, spare=(7, 6))
     sentence = found["calibration_verdict"]["sentence"]
     say(f"  Across these groups: {escape(sentence[0].lower() + sentence[1:])}")
-    say("  [dim]differs: further off than chance takes any of the groups; few rows: fewer than 10 of one class[/]\n")
+    say("  [dim]differs: further off than chance would put any group; few rows: fewer than 10 of one class[/]\n")
 
 
 def print_checks(found: dict[str, Any], classes: list[str], level: float) -> None:
@@ -513,7 +515,7 @@ def print_checks(found: dict[str, Any], classes: list[str], level: float) -> Non
     outside, groups = sum(row["outside"] for row in found["residuals"]), len(found["residuals"])
     say(
         f"[bold]Residuals[/]: {outside} of {groups} groups of similar probability are outside their bands "
-        f"({(1 - level) * groups:.1f} would be by chance)"
+        f"({(1 - level) * groups:.1f} expected by chance)"
     )
     columns = found["columns"]
     cells = [[row["column"], row["verdict"], share_range(row)] for row in columns[:MOST_CHECKED_COLUMNS]]

@@ -1,4 +1,4 @@
-"""`viper fit`: a model of a table."""
+"""`viper fit`: fit a model to a table."""
 
 import shlex
 import time
@@ -45,8 +45,8 @@ def fit_table(
     prior: Annotated[
         list[str] | None,
         options.optional(
-            "Prior sd of the coefficients: a number; auto (one for all) or ard (one each) to maximise the ELBO; or "
-            "age=0.5 for one column or term. Repeat for more. (default: 1)",
+            "Prior sd of the coefficients: a number; auto (one for all) or ard (one each), chosen to maximise the "
+            "ELBO; or age=0.5 for one column or term. Repeat for more. (default: 1)",
             **MODEL,
         ),
     ] = None,
@@ -61,8 +61,8 @@ def fit_table(
     weights: Annotated[
         str | None,
         options.optional(
-            "Column with the weights of the rows, which is no feature: counts of equal rows or, with --robust, of a "
-            "survey.",
+            "Column with the weights of the rows: counts of identical rows or, with --robust, survey weights. It is "
+            "not used as a feature.",
             **MODEL,
         ),
     ] = None,
@@ -70,16 +70,16 @@ def fit_table(
         bool,
         typer.Option(
             "--robust",
-            help="Estimate sds and intervals from how the rows vary (the sandwich): for survey or class weights and "
-            "repeated rows.",
+            help="Estimate sds and intervals from the variation between rows (the sandwich estimator): for survey "
+            "weights, class weights and repeated rows.",
             **MODEL,
         ),
     ] = False,
     groups: Annotated[
         str | None,
         options.optional(
-            "Column that says which rows belong together, such as those of one patient; it is no feature. Scores keep "
-            "them in one fold, and --robust allows for it.",
+            "Column that says which rows belong together, such as the visits of a patient. They are held out together "
+            "for the scores, and --robust allows for their likeness. It is not used as a feature.",
             **MODEL,
         ),
     ] = None,
@@ -87,7 +87,8 @@ def fit_table(
         BoundWord, typer.Option(help=f"How to compute the expected log-likelihood: {BOUND_METHODS}.", **MODEL)
     ] = BoundWord["viper"],
     terms: Annotated[
-        int | None, options.optional("Number of terms l of the paper's bound. (default: its limit)", min=1, **MODEL)
+        int | None,
+        options.optional("Number of terms l of the paper's bound. (default: its limit)", min=1, **MODEL),
     ] = None,
     covariance: Annotated[
         CovarianceShape,
@@ -102,8 +103,7 @@ def fit_table(
     components: Annotated[
         int,
         typer.Option(
-            help="Gaussians of which the posterior is a mixture; 2 or more for few rows or a rare class, where it is "
-            "skewed.",
+            help="Number of Gaussians in the posterior; 2 or more for few rows or a rare class, where it is skewed.",
             min=1,
             **MODEL,
         ),
@@ -145,7 +145,7 @@ def fit_table(
     seed: options.Seed = 1,
     jobs: Annotated[
         int | None,
-        options.optional("Threads of a fit; -1 for all processors. (default: all for many rows)", min=-1),
+        options.optional("Number of threads; -1 for all processors. (default: all if there are many rows)", min=-1),
     ] = None,
     level: options.Level = 0.95,
     force: options.Force = False,
@@ -229,7 +229,7 @@ class ModelOptions(NamedTuple):
     jobs: int | None
 
     def typed(self) -> dict[str, str | None]:
-        """Return the options of one model or another, with None for those that have their default."""
+        """Return the options that only some models have, with None for those at their defaults."""
         given = {
             "--model": self.model is not ModelKind.logistic,
             "--bound": self.bound is not BoundWord["viper"],
@@ -243,12 +243,12 @@ class ModelOptions(NamedTuple):
         return {option: option if there else None for option, there in given.items()}
 
     def check(self, levels: str | None, positive: str | None) -> None:
-        """Raise for options that exclude each other."""
+        """Raise for options that cannot be combined."""
         from viper.cli.classes import check_ordered_options
 
         typed = self.typed()
         if self.model is ModelKind.gp and (wrong := typed["--robust"] or typed["--components"]):
-            raise typer.BadParameter(f"{wrong} belongs to logistic regression; got --model gp. Leave one of them out")
+            raise typer.BadParameter(f"{wrong} is only for logistic regression; got --model gp. Leave one of them out")
         never = {option: typed[option] for option in typed if option not in ("--class-weight", "--robust")}
         check_ordered_options(self.ordered, {"--levels": levels}, {**never, "--positive": positive})
 
@@ -273,19 +273,19 @@ class ModelOptions(NamedTuple):
         return viper.VariationalLogisticRegression, common | method | settings | weighting
 
     def check_for_groups(self) -> None:
-        """Raise where an option is not for effects of groups."""
+        """Raise for an option that models with group terms do not have."""
         typed = self.typed()
         for option in ("--bound", "--terms", "--covariance", "--class-weight", "--robust", "--components"):
             if typed[option]:
                 raise typer.BadParameter(
-                    f"{option} is not for formulas with group terms, such as (1 | ward). Leave it out"
+                    f"{option} cannot be combined with group terms, such as (1 | ward); got both. Leave it out"
                 )
         if self.ordered:
-            raise typer.BadParameter("--ordered does not go with effects of groups; got both. Leave one of them out")
+            raise typer.BadParameter("--ordered cannot be combined with group terms; got both. Leave one of them out")
 
 
 def fit_weighted(estimator: Any, learned: "Learned", settings: dict[str, Any], counts: "RowCounts") -> Any:
-    """Fit the rows with their weights, without the warning that `weighting_notes` words in terms of the options."""
+    """Fit the rows with their weights, without the warning that `weighting_notes` replaces by one about the options."""
     from viper.errors import WeightWarning
     from viper.formula.learn import fit_learned
 
@@ -299,34 +299,32 @@ def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, group
     from viper.cli.preparing import target_of
 
     robust, notes = counts.robust, []
-    way_out = (
-        "pass --robust." if hasattr(fitted, "robust") else "--robust, of logistic regression, has intervals for that."
-    )
+    way_out = "pass --robust." if hasattr(fitted, "robust") else "use logistic regression with --robust."
     if getattr(fitted, "class_weight", None) is not None:
         training = fitted.formula_.training
         share = f"{training.class_counts[str(fitted.classes_[1])] / training.rows_used:.1%}"
         meant = f"half of the rows have {target_of(fitted)} = {fitted.classes_[1]}"
-        here = f"where {share} have. In Python, predict with offset=model.prevalence_offset() for frequencies"
+        here = f"{share} have. In Python, predict with offset=model.prevalence_offset() to get frequencies"
         if len(fitted.classes_) > 2:
-            meant, here = f"all classes of {target_of(fitted)} are equally common", "where they are not"
+            meant, here = f"all classes of {target_of(fitted)} are equally common", "they are not"
         notes.append(
-            f"--class-weight balanced: probabilities are those of a population where {meant}, not frequencies in this "
-            f"table, {here}."
+            f"--class-weight balanced: probabilities are for a population in which {meant}; in this table, {here}."
         )
         notes.append(
             "--class-weight balanced: the robust intervals allow for the weights."
             if robust
-            else "--class-weight balanced: intervals take each weight for a number of rows that were seen, and are too "
-            f"narrow if a class is rare; {way_out}"
+            else "--class-weight balanced: intervals treat each weight as a number of rows, and are too narrow if a "
+            f"class is rare; {way_out}"
         )
     if counts.weight is not None and not robust:
         notes.append(
             f"--weights {weights}: a weight of 3 counts a row three times, so intervals are as wide as for "
-            f"{counts.weight.sum():,.6g} rows. If a weight says how many others a row stands for, {way_out}"
+            f"{counts.weight.sum():,.6g} rows. If a weight says how many others a row represents, {way_out}"
         )
     if counts.groups is not None and not robust:
         notes.append(
-            f"--groups {groups}: scores keep a group in one fold, but intervals take rows for independent; {way_out}"
+            f"--groups {groups}: the scores hold out whole groups, but intervals treat the rows as independent; "
+            f"{way_out}"
         )
     return notes
 
@@ -370,7 +368,7 @@ def save_and_show(fitted: Any, out: Path | None, force: bool, level: float, as_j
     from viper.data.writing import is_stream
     from viper.errors import OutputError, StorageError
 
-    document = model_document(fitted, level)  # before the file is written: what cannot be shown is not saved
+    document = model_document(fitted, level)  # first: a model that cannot be shown is not saved
     if out is not None:
         try:
             fitted.save(out, overwrite=force)

@@ -1,4 +1,4 @@
-"""`viper missing`: what is missing in a table."""
+"""`viper missing`: show what is missing in a table."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ def report_missing(
     data: options.TablePath,
     target: Annotated[
         str | None,
-        options.optional("Column with two classes, to see whether they go with missing values.", "--target", "-t"),
+        options.optional("Column with two classes, to show whether it is related to missing values.", "--target", "-t"),
     ] = None,
     positive: options.Positive = None,
     level: options.Level = 0.95,
@@ -20,7 +20,7 @@ def report_missing(
     *,
     reading: options.Reading,
 ) -> None:
-    """Show what is missing in a table: how much, in which columns together, and whether it goes with the outcome.
+    """Show what is missing in a table: how much, in which columns together, and whether it is related to the outcome.
 
     Examples
     --------
@@ -60,8 +60,8 @@ def print_missing(found: Any, width: int, level: float) -> None:
     titles = ["column", "missing", "share"]
     if found.target is not None:
         outcome = escape(f"{found.target} = {found.positive}")
-        say(f"How often [bold cyan]{outcome}[/] in rows that have a value, and in rows that do not:")
-        titles += ["have it", "do not", f"difference, {100 * level:g} %"]
+        say(f"How often [bold cyan]{outcome}[/] in rows with a value, and in rows without one:")
+        titles += ["with", "without", f"difference, {100 * level:g} %"]
     lines = [column_cells(name, row, found.target) for name, row in found.columns.iterrows()]
     linked = bool(found.columns["goes_with"].any())
     titles, lines = ([*titles, "most and least often missing"], lines) if linked else (titles, [c[:-1] for c in lines])
@@ -89,14 +89,14 @@ def column_cells(name: Any, row: Any, target: str | None) -> list[str]:
 
 
 def print_advice(found: Any) -> None:
-    """Say what the ways to treat missing values would mean for this table."""
+    """Say what each way of treating missing values would mean for this table."""
     from viper.errors import listed
 
     say("[bold]What to do[/]")
     lost = f"{found.rows - found.complete:,}"
     say(f"  --missing drop       leaves out {lost} rows; right if values are missing by pure chance.")
-    say("  --missing multiple   draws them from the other columns; right if these explain where they are missing.")
-    say("  --missing indicator  lets the model use that a value is missing; right if it tells something by itself.")
+    say("  --missing multiple   draws them from the other columns; right if those explain which values are missing.")
+    say("  --missing indicator  tells the model which values are missing; right if that is informative in itself.")
     if found.related:
         names = escape(listed(found.related))
         say(f"  Rows without {names} differ in the outcome: leaving them out would bias the probabilities.")

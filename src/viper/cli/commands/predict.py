@@ -33,11 +33,11 @@ def predict_rows(
     *,
     reading: options.Reading,
 ) -> None:
-    """Predict new rows: probability, its standard deviation and interval, the more probable class, and a note.
+    """Predict new rows: probability, its standard deviation and interval, the most probable class, and a note.
 
-    The table must have the columns of the fit; others are ignored. It is read as the file of the fit was, and missing
-    values are treated as there. The distance of a row from the training data is 1 for the farthest row of these.
-    A row that cannot be predicted has only a note that says why, and the exit code is then 5.
+    The table must have the columns of the fit; others are ignored. It is read like the training file, and missing
+    values are treated as in the fit. A row's distance from the training data is relative to the farthest training row,
+    which has distance 1. A row that cannot be predicted gets only a note that says why, and the exit code is then 5.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def predict_rows(
     """
     to_screen = str(out) == "-"
     if to_screen and as_json:
-        raise typer.BadParameter("--json describes the file written, so --out must be a file; got -")
+        raise typer.BadParameter("--json describes the file that is written, so --out must be a file; got -")
     fitted, table = options.open_model_and_rows(model, data, reading, None if to_screen else out, force)
 
     from viper.data.writing import frame_writer, without_formulas
@@ -92,7 +92,7 @@ class PredictedParts:
         from viper.errors import FileError
 
         names = input_columns(self.model)
-        copied = tuple(name for name in self.keep if name not in names)  # read as text, so that they are not altered
+        copied = tuple(name for name in self.keep if name not in names)  # read as text, to be copied unchanged
         for frame in self.table.chunks(PART_ROWS, text_inputs(self.model) + copied):
             if self.first_part:
                 used = {*names, *self.keep, target_of(self.model)}
@@ -100,7 +100,7 @@ class PredictedParts:
             check_model_columns(frame, names)
             for name in self.keep:
                 check_option_column(frame, name, "--keep")
-            frame.index = range(self.rows, self.rows + len(frame))  # rows of the file, which errors name
+            frame.index = range(self.rows, self.rows + len(frame))  # errors then name rows of the file
             result = self._predict(frame[names])
             for name in reversed(self.keep):
                 if name in result:
@@ -126,7 +126,7 @@ class PredictedParts:
 
     @property
     def failed(self) -> bool:
-        """Whether rows have no prediction, and not only because the rule for missing values leaves them out."""
+        """Whether rows have no prediction for another reason than --missing drop."""
         from viper.formula.screening import FATAL
 
         drops = hasattr(self.model, "formula_") and self.model.formula_.missing == "drop"
@@ -138,7 +138,7 @@ class PredictedParts:
 
         if self.failed and self.first_fault is not None and self.empty == self.rows:
             row, reason = self.first_fault
-            rule = f"some rows must be such that the model can predict them; got none of {self.rows:,}"
+            rule = f"the model must be able to predict some of the rows; got none of {self.rows:,}"
             raise FileError(f"{rule}. In {self.table.place(row)}: {reason.removeprefix('no prediction: ')}.")
 
 
@@ -157,4 +157,4 @@ def note_what_was_written(parts: PredictedParts, out: Path, to_screen: bool, as_
         print_json({**counts, "drift": drift, "ignored": parts.ignored, "saved": out})
     elif not to_screen:
         meant = what_is_predicted(parts.model, target_of(parts.model))
-        note(f"{parts.rows:,} rows written to {out}; probability is that of {meant}.")
+        note(f"{parts.rows:,} rows written to {out}, with the probability of {meant}.")

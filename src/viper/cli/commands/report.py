@@ -1,4 +1,4 @@
-"""`viper report`: an HTML page about a model."""
+"""`viper report`: write an HTML page about a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,15 +21,16 @@ def write_report(
         ),
     ] = None,
     row_labels: Annotated[
-        str | None, options.optional("Column by which to name rows on the page. (default: they are numbered)")
+        str | None, options.optional("Column with names for the rows on the page. (default: row numbers)")
     ] = None,
     no_rows: Annotated[
-        bool, typer.Option("--no-rows", help="Show no single rows: the file holds numbers about groups of rows only.")
+        bool,
+        typer.Option("--no-rows", help="Show no individual rows, only figures about groups of rows."),
     ] = False,
     by: Annotated[
         list[str] | None,
         options.optional(
-            "Column by which to score groups of rows. Repeat for more. (default: chosen from the model's)"
+            "Column that groups the rows, to score each group. Repeat for more. (default: chosen for you)"
         ),
     ] = None,
     force: options.Force = False,
@@ -56,7 +57,7 @@ def write_report(
     from viper.report.classes.page import any_page, any_study
 
     fitted = model_of_label(fitted, target)
-    # names of rows as they are written, such as 007; a column that the model uses is read as it was in the fit
+    # names are kept as written, such as 007, but a column that the model uses is read as in the fit
     as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
     rows = labelled_rows(fitted, table, target, as_text)
     if row_labels is not None:
@@ -72,4 +73,4 @@ def write_report(
                 write_bytes(out, page.text(step).encode(), force)
     except (StorageError, FileExistsError, PermissionError) as error:
         raise OutputError(str(error)) from None
-    note(f"the report is {out}; open it in a browser.")
+    note(f"the report was written to {out}; open it in a browser.")

@@ -1,4 +1,4 @@
-"""`viper reproduce`: the paper's tables and figures, computed by this code."""
+"""`viper reproduce`: compute the paper's tables and figures."""
 
 import sys
 from contextlib import redirect_stdout
@@ -20,10 +20,10 @@ def reproduce_artefact(
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes; -1 for one per core.", min=-1)] = 1,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write results to.")] = Path("results"),
     seed: Annotated[int, typer.Option(help="Seed of the first run; the others count up from it.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Make a small version, in --out/quick.")] = False,
-    data: Annotated[Path | None, options.optional("Folder with the data sets that are not generated.")] = None,
-    step: Annotated[str | None, options.optional("Do one step only: run, table or figure. (default: all)")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and stop.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Make a small version, in the folder quick of --out.")] = False,
+    data: Annotated[Path | None, options.optional("Folder with the data sets that cannot be generated.")] = None,
+    step: Annotated[str | None, options.optional("Take only one step: run, table or figure. (default: all)")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and exit.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper: do its runs, then write the table or figure.

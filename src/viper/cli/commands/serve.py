@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-BODY_SECONDS = 30  # within which the whole of a request must have arrived
-IDLE_SECONDS = 30  # after which a connection that has not asked anything is closed, at the latest after twice that
-BUSIEST = 200  # connections at a time; more are answered with 503
-PREDICTING = 4  # requests that are predicted at a time; others wait
+BODY_SECONDS = 30  # for a request to arrive completely
+IDLE_SECONDS = 30  # until an idle connection is closed, or up to twice that
+BUSIEST = 200  # connections at a time; further ones get a 503
+PREDICTING = 4  # requests predicted at a time; others wait
+KINDS = {"number": "a number", "date": "a date", "text": "text", "boolean": "true or false"}  # kind -> what it must be
 SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
@@ -43,10 +44,10 @@ def serve_model(
     max_rows: Annotated[int, typer.Option(help="Largest number of rows in a request.", min=1)] = 10_000,
     max_megabytes: Annotated[float, typer.Option(help="Largest size of a request in megabytes.", min=0.001)] = 10.0,
 ) -> None:
-    """Answer HTTP requests for predictions until it is stopped. The page at / describes the service.
+    """Answer HTTP requests for predictions until stopped. The page at / describes the service.
 
-    Send rows as JSON to /predict; every answer has the probability, its interval and a note where a row is unusual.
-    There is no password and no encryption: keep the service behind a proxy that has them.
+    Send rows as JSON to /predict. The answer has each row's probability, its interval, and a note if the row is
+    unusual. There is no password and no encryption: keep the service behind a proxy that provides them.
 
     Examples
     --------
@@ -83,13 +84,13 @@ def serve_model(
     note(f"serving {model} at http://{host}:{listening.getsockname()[1]}; Ctrl-C stops it.")
     try:
         uvicorn.Server(settings).run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn has answered the requests it had, and repeats the signal
+    except KeyboardInterrupt:  # uvicorn has finished its requests and raised the signal again
         RECEIVED.clear()
     note("stopped.")
 
 
 def patient_protocol() -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with a limit on headers, that of h11, and an end to connections that ask nothing."""
+    """Return uvicorn's protocol by h11, which limits headers, and close idle connections."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class PatientProtocol(H11Protocol):
@@ -208,7 +209,7 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
     try:
         text = body.decode("utf-8-sig")
         document = json.loads(text, parse_constant=refuse_number_word, parse_int=whole_number)
-        if "\\ud" in text.lower():  # half of a pair, which is no text
+        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text
             json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         reason = "brackets too deep" if isinstance(error, RecursionError) else error
@@ -217,7 +218,7 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
         raise refusal(422, 'a request must be {"rows": [{"column": value, …}, …]}; got something else.')
     rows, level = document["rows"], document.get("level", 0.95)
     if extra := sorted({*document} - {"rows", "level"}):
-        raise refusal(422, f"a request may have rows and level; got {extra[0]!r:.60} too.")
+        raise refusal(422, f"a request may have only rows and level; got {extra[0]!r:.60} too.")
     if not 0 < len(rows) <= limits.rows:
         raise refusal(422, f"a request must have 1 to {limits.rows:,} rows; got {len(rows):,}.")
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
@@ -229,7 +230,7 @@ def parse_request(body: bytes, limits: Limits) -> tuple[list[dict[str, Any]], fl
 
 
 def whole_number(digits: str) -> int | float:
-    """Return an integer, or infinity where it is larger than any number that can be computed with, as 1e999 is."""
+    """Return an integer, or infinity if it is too large to compute with, like 1e999."""
     return int(digits) if len(digits) < 300 else float(digits)
 
 
@@ -271,7 +272,7 @@ class ServedColumns:
         return "boolean" if isinstance(first, bool) else "text" if isinstance(first, str) else "number"
 
     def frame(self, rows: list[dict[str, Any]]) -> "pandas.DataFrame":
-        """Return the rows as a table; raises RequestError for a value of another kind."""
+        """Return the rows as a table; raises RequestError for a value of the wrong kind."""
         import pandas
 
         found = {
@@ -287,11 +288,11 @@ class ServedColumns:
         value = row[name]
         fits = {"boolean": bool, "text": str, "date": str, "number": int | float}[kind]
         if value is not None and (not isinstance(value, fits) or (kind == "number" and isinstance(value, bool))):
-            raise refusal(422, f"column {name!r} must be a {kind}; got {value!r:.60} in row {i}.")
+            raise refusal(422, f"column {name!r} must be {KINDS[kind]}; got {value!r:.60} in row {i}.")
         return value
 
     def example(self) -> dict[str, Any]:
-        """Return a row in the middle of the training data, where that is known."""
+        """Return a typical row of the training data, as far as that is known."""
         import numpy as np
 
         columns = {} if self.training is None else self.training.columns
@@ -307,7 +308,7 @@ class ServedColumns:
 
 
 def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
-    """Return the service in the terms of OpenAPI 3.1."""
+    """Describe the service by OpenAPI 3.1."""
     types = {"number": "number", "text": "string", "date": "string", "boolean": "boolean"}
     cell = {name: {"type": [types[kind], "null"]} for name, kind in columns.kinds.items()}
     numbers = {name: {"type": ["number", "null"]} for name in (*columns.numbers, "distance")}
@@ -355,7 +356,7 @@ def openapi_document(columns: ServedColumns, limits: Limits) -> dict[str, Any]:
 
 
 def service_page(columns: ServedColumns, limits: Limits) -> tuple[str, str]:
-    """Return the page, and the content security policy that lets it run its own script and style only."""
+    """Return the page, and the content security policy that allows only its own script and style."""
     example = json.dumps({"rows": [columns.example()]}, indent=2, ensure_ascii=False)
     cells = (
         f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{escape(seen_values(columns, name))}</td></tr>"

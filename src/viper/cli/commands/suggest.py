@@ -1,4 +1,4 @@
-"""`viper suggest`: the rows without a label whose labels would tell most about a model."""
+"""`viper suggest`: the unlabelled rows whose labels would tell most about a model."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def suggest_rows(
     n: Annotated[int, typer.Option("--n", "-n", help="How many rows to suggest.", min=1)] = 10,
     out: options.TableOut = Path("-"),
     alone: Annotated[
-        bool, typer.Option("--alone", help="Rank every row for itself, as if only one label were asked for.")
+        bool, typer.Option("--alone", help="Rank each row by itself, as if only one label were asked for.")
     ] = False,
     level: options.Level = 0.95,
     keep: options.Keep = None,
@@ -39,9 +39,9 @@ def suggest_rows(
     """Suggest the rows to label next: those whose labels would tell most about the model.
 
     Information is measured in nats; for two classes it is at most 0.69. It is near 0 where the probability is well
-    known, also if that is one half. Each row is chosen for its gain, which is what its label tells beyond those of the
-    rows above it, so that twenty rows are not twenty times the same question. The output has the number of each row in
-    the table (from 1), gain and information, and what `viper predict` says about it.
+    known, even if the probability is one half. Each row is chosen for its gain: what its label tells beyond the labels
+    of the rows above it, so that twenty rows do not ask the same question twenty times. The output has each row's
+    number in the table (from 1), its gain and information, and the columns of `viper predict`.
 
     Examples
     --------
@@ -73,14 +73,14 @@ def suggest_rows(
 
 
 class UnlabelledRows(PredictedParts):
-    """Rows without labels, of which those with the most information are kept while the table is read."""
+    """Rows without labels; only the most informative ones are kept while the table is read."""
 
     def __init__(self, model: Any, table: Any, level: float, keep: list[str]) -> None:
         super().__init__(model, table, level, keep)
         self.best: pandas.DataFrame | None = None  # inputs of the rows kept so far, and their information
 
     def suggested(self, n: int, alone: bool) -> "pandas.DataFrame":
-        """What is written: the rows to label, the best first."""
+        """Return the rows to label, the best first, as they are written."""
         import numpy as np
         import pandas
 

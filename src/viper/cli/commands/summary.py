@@ -1,4 +1,4 @@
-"""`viper summary`: what a saved model says."""
+"""`viper summary`: show a saved model."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ def show_summary(
     level: options.Level = 0.95,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Show every coefficient, not only the 20 most standard deviations from zero."),
+        typer.Option("--all", help="Show every coefficient, not only the 20 most standard deviations away from zero."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:

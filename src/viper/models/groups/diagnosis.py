@@ -18,7 +18,7 @@ from viper.inference.importance import SEED, Diagnosis, WeightedDraws, weigh
 from viper.inference.progress import StepProgress
 from viper.models.arviz import LARGEST_POINTWISE, arviz_container, by_chain, coefficient_draws, count_draws
 from viper.models.diagnosis import LATENT_DRAWS, CorrectedPosterior, DiagnosisMixin
-from viper.models.groups.reading import GroupedInput, InGroups, TakesGroups
+from viper.models.groups.reading import GroupedInput, RowsAndGroups, TakesGroups
 from viper.models.groups.tables import component_draws, component_frame
 from viper.models.loo import ROWS_AT_ONCE, LeaveOneOut, leave_one_out_result, weighted_rows
 
@@ -96,7 +96,7 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
         those values are weighted. `elbo` is that of the mixture, with variance components integrated out. The rows are
         those of the fit; pass them again after loading a model from a file.
         """
-        return self._weighed(InGroups(X, groups), y, sample_weight, offset, draws, random_state)[1]
+        return self._weighed(RowsAndGroups(X, groups), y, sample_weight, offset, draws, random_state)[1]
 
     def corrected(
         self,
@@ -115,7 +115,7 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
         are corrected.
         """
         weighted, diagnosis, moments = self._weighed(
-            InGroups(X, groups), y, sample_weight, offset, draws, random_state, keeps=True
+            RowsAndGroups(X, groups), y, sample_weight, offset, draws, random_state, keeps=True
         )
         summarise = partial(self._summarise_draws, moments=moments)
         names, estimator = self._names(), type(self).__name__
@@ -141,7 +141,7 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
 
     def _weighed(
         self,
-        X: InGroups,
+        X: RowsAndGroups,
         y: Any,
         sample_weight: Any,
         offset: Any,
@@ -178,10 +178,10 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
         )
 
     def _given_or_grouped_rows(self, X: Any, y: Any, sample_weight: Any, offset: Any) -> Any:
-        data, groups = X if isinstance(X, InGroups) else (X, None)
+        data, groups = X if isinstance(X, RowsAndGroups) else (X, None)
         if data is None and y is None and groups is None:
             return getattr(self, "_grouped_rows", None)
-        return self._open_labelled_rows(InGroups(data, groups), y, sample_weight=sample_weight, offset=offset)
+        return self._open_labelled_rows(RowsAndGroups(data, groups), y, sample_weight=sample_weight, offset=offset)
 
     # --- leave-one-out ---
 
@@ -212,7 +212,7 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
             raise ValueError(
                 f"leave_out must be 'row' or {main!r}, the factor with the most groups; got {leave_out!r}. {fix}."
             )
-        fit = self._weighed_fit(InGroups(X, groups), y, sample_weight, offset, "loo")
+        fit = self._weighed_fit(RowsAndGroups(X, groups), y, sample_weight, offset, "loo")
         rows, by_row = fit.rows, leave_out == "row"
         count = rows.rows if by_row else rows.main.levels
         if draws * count > 8 * LARGEST_POINTWISE:
@@ -264,12 +264,12 @@ class GroupDiagnosisMixin(TakesGroups, DiagnosisMixin):
         shape, count = (chains, draws), count_draws(chains, draws)
         seed = check_random_state(self.random_state if random_state is None else random_state).randint(2**31)
         generator = np.random.default_rng(seed)
-        rows = self._given_or_grouped_rows(InGroups(X, groups), y, sample_weight, offset)
+        rows = self._given_or_grouped_rows(RowsAndGroups(X, groups), y, sample_weight, offset)
         effects: dict[int, np.ndarray] = {}
         if rows is None:
             fixed, thetas = self._fixed_draws(count, generator)
         else:
-            fit = self._weighed_fit(InGroups(X, groups), y, sample_weight, offset, "to_arviz")
+            fit = self._weighed_fit(RowsAndGroups(X, groups), y, sample_weight, offset, "to_arviz")
             mixed = generator.permutation(count)  # components come one after the other
             border, main, thetas = (x[mixed] for x in fit.effects(count, generator))
             effects = dict(zip(self._order, [main, *border_effects(fit, border)], strict=True))

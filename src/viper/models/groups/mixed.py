@@ -54,7 +54,7 @@ from viper.models.groups.levels import (
     named_new,
     new_group_error,
 )
-from viper.models.groups.reading import GroupedInput, InGroups, count_of_rows
+from viper.models.groups.reading import GroupedInput, RowsAndGroups, count_of_rows
 from viper.models.groups.tables import component_draws, component_frame, effect_frame, factor_number, mixture_interval
 from viper.models.notebook import NotebookMixin
 from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
@@ -436,7 +436,7 @@ class VariationalMixedRegression(
         self, X: Any, y: Any = None, sample_weight: Any = None, offset: Any = None, *, groups: Any = None
     ) -> float:
         """E log p(y | effects) under the fitted posterior, less `kl_`; `elbo_` if the rows are those of the fit."""
-        read = self._read_rows(InGroups(X, groups), offset)
+        read = self._read_rows(RowsAndGroups(X, groups), offset)
         label, weight = self._labels_and_weights(y, sample_weight, len(read.design))
         terms = expected_terms(label, *self._latent(*read))
         return float(terms.sum() if weight is None else weight @ terms) - self.kl_
@@ -448,8 +448,9 @@ class VariationalMixedRegression(
     def _read_rows(self, X: Any, offset: Any) -> GroupedInput:
         """Columns, groups and offset of rows, which a model with a formula finds in a table."""
         check_is_fitted(self, "posterior_")
-        data, groups = X if isinstance(X, InGroups) else InGroups(X, None)
-        data, groups = data if isinstance(data, InGroups) else (data, groups)  # held-out rows come with their groups
+        data, groups = X if isinstance(X, RowsAndGroups) else RowsAndGroups(X, None)
+        # held-out rows come with their groups
+        data, groups = data if isinstance(data, RowsAndGroups) else (data, groups)
         if hasattr(self, "formula_"):
             if groups is not None:
                 raise ValueError("a model with a formula finds groups in the table; got groups=. Leave it out.")

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     import pandas
 
 
-class InGroups(tuple[Any, Any]):
+class RowsAndGroups(tuple[Any, Any]):
     """Rows to predict, and their groups."""
 
     __slots__ = ()
 
-    def __new__(cls, X: Any, groups: Any) -> "InGroups":
+    def __new__(cls, X: Any, groups: Any) -> "RowsAndGroups":
         return super().__new__(cls, (X, groups))
 
 
@@ -36,28 +36,28 @@ class TakesGroups:
 
     def predict_latent(self, X: Any, offset: Any = None, *, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and standard deviation of the log-odds f(x), per row."""
-        return super().predict_latent(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().predict_latent(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
 
     def predict_proba(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """Posterior-averaged probabilities of the two classes, n × 2. A model with a formula finds groups in X."""
-        return super().predict_proba(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().predict_proba(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
 
     def predict_std(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """Posterior standard deviation of the probability, per row."""
-        return super().predict_std(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().predict_std(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
 
     def predict_interval(self, X: Any, level: float = 0.95, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """Credible interval of the probability of the second class: n × 2. For new groups it includes their effects."""
-        return super().predict_interval(InGroups(X, groups), level, offset)  # type: ignore[misc]
+        return super().predict_interval(RowsAndGroups(X, groups), level, offset)  # type: ignore[misc]
 
     def predict_information(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """How much the label of each row would tell about the model, in nats."""
-        return super().predict_information(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().predict_information(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
 
     def decision_function(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """Log-odds of the posterior-averaged probability."""
-        return super().decision_function(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().decision_function(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
 
     def predict(self, X: Any, offset: Any = None, *, groups: Any = None) -> np.ndarray:
         """The more probable class, per row."""
-        return super().predict(InGroups(X, groups), offset)  # type: ignore[misc]
+        return super().predict(RowsAndGroups(X, groups), offset)  # type: ignore[misc]
