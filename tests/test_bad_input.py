@@ -152,7 +152,7 @@ REJECTED = {
     ),
     "an unknown word for the scale": (
         {"prior_scale": "best"},
-        "prior_scale must be one of ['auto', 'ard']; got 'best'.",
+        "prior_scale must be numbers, 'auto' or 'ard'; got 'best'. Pass one number for all columns, or 'auto' to have",
     ),
     "a covariance of 2 × 2": ({"prior_scale": np.eye(2)}, f"{COVARIANCE} 3×3; got (2, 2)."),
     "a covariance that is not symmetric": (
