@@ -103,15 +103,23 @@ REJECTED = {
     ),
     "None in y": (
         {"y": np.where(Y, None, "a")},
-        "y must have labels of one type and none missing; got NoneType, str. Recode or drop those rows.",
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
     ),
     "NaN among text in y": (
         {"y": [float("nan") if k else "a" for k in Y]},
-        "y must have labels of one type and none missing; got float, str. Recode or drop those rows.",
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
+    ),
+    "NA among text in y": (
+        {"y": pd.Series(["a", "b"] * 20, dtype="string").where(Y == 0)},
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
+    ),
+    "NaN among booleans in y": (
+        {"y": pd.Series([True, False] * 20, dtype=object).where(Y == 0)},
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
     ),
     "numbers and text in y": (
         {"y": np.array([1 if k else "a" for k in Y], dtype=object)},
-        "y must have labels of one type and none missing; got int, str. Recode or drop those rows.",
+        "y must have labels of one type; got int, str. Recode them, or drop those rows.",
     ),
     "too few labels": (
         {"y": Y[:-1]},
