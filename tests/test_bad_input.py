@@ -61,6 +61,8 @@ REJECTED = {
     "inf in X": ({"X": holed(np.inf)}, "Input X contains infinity or a value too large for dtype('float64')."),
     "empty": ({"X": X[:0], "y": Y[:0]}, "Found array with 0 sample(s) (shape=(0, 3)) while a minimum of 1 is required"),
     "no columns": ({"X": X[:, :0]}, "Found array with 0 feature(s) (shape=(40, 0)) while a minimum of 1 is required"),
+    "a frame without columns": ({"X": FRAME[[]]}, "X must have at least one column; got a table of 40 rows without"),
+    "a polars frame without columns": ({"X": pl.DataFrame()}, "X must have at least one column; got a table of 0 rows"),
     "one row": (
         {"X": X[:1], "y": Y[:1]},
         f"y must have at least two classes; got 1 class: {Y[0]}. Add rows of another class.",

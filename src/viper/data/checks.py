@@ -51,6 +51,8 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     if is_finite_matrix(X) and learns_columns(estimator, X.shape[1], reset):
         return X
     refuse_odd_array(X, "X")
+    if hasattr(X, "columns") and getattr(X, "shape", ())[1:] == (0,):
+        raise ValueError(f"X must have at least one column; got a table of {len(X):,} rows without any. Select some.")
     names = [name for name, _ in column_types(X)]
     if len({*names}) < len(names):
         raise ValueError(
