@@ -61,6 +61,8 @@ REJECTED = {
     "inf in X": ({"X": holed(np.inf)}, "Input X contains infinity or a value too large for dtype('float64')."),
     "empty": ({"X": X[:0], "y": Y[:0]}, "Found array with 0 sample(s) (shape=(0, 3)) while a minimum of 1 is required"),
     "no columns": ({"X": X[:, :0]}, "Found array with 0 feature(s) (shape=(40, 0)) while a minimum of 1 is required"),
+    "a frame without columns": ({"X": FRAME[[]]}, "X must have at least one column; got a table of 40 rows without"),
+    "a polars frame without columns": ({"X": pl.DataFrame()}, "X must have at least one column; got a table of 0 rows"),
     "one row": (
         {"X": X[:1], "y": Y[:1]},
         f"y must have at least two classes; got 1 class: {Y[0]}. Add rows of another class.",
@@ -103,15 +105,23 @@ REJECTED = {
     ),
     "None in y": (
         {"y": np.where(Y, None, "a")},
-        "y must have labels of one type and none missing; got NoneType, str. Recode or drop those rows.",
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
     ),
     "NaN among text in y": (
         {"y": [float("nan") if k else "a" for k in Y]},
-        "y must have labels of one type and none missing; got float, str. Recode or drop those rows.",
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
+    ),
+    "NA among text in y": (
+        {"y": pd.Series(["a", "b"] * 20, dtype="string").where(Y == 0)},
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
+    ),
+    "NaN among booleans in y": (
+        {"y": pd.Series([True, False] * 20, dtype=object).where(Y == 0)},
+        f"y must have a label in every row; got none in {Y.sum()} of 40 rows. Fill them in, or drop those rows.",
     ),
     "numbers and text in y": (
         {"y": np.array([1 if k else "a" for k in Y], dtype=object)},
-        "y must have labels of one type and none missing; got int, str. Recode or drop those rows.",
+        "y must have labels of one type; got int, str. Recode them, or drop those rows.",
     ),
     "too few labels": (
         {"y": Y[:-1]},
@@ -152,7 +162,7 @@ REJECTED = {
     ),
     "an unknown word for the scale": (
         {"prior_scale": "best"},
-        "prior_scale must be one of ['auto', 'ard']; got 'best'.",
+        "prior_scale must be numbers, 'auto' or 'ard'; got 'best'. Pass one number for all columns, or 'auto' to have",
     ),
     "a covariance of 2 × 2": ({"prior_scale": np.eye(2)}, f"{COVARIANCE} 3×3; got (2, 2)."),
     "a covariance that is not symmetric": (

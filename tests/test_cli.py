@@ -561,6 +561,7 @@ def test_a_bug_is_named_as_one(run, monkeypatch):
 
 
 def test_reproduce_lists_and_makes_artefacts(run):
+    assert "…" not in run("reproduce")[1]
     listed = document(run("reproduce", "--json"))
     assert "figure-1" in {one["name"] for one in listed}
     (made,) = document(run("reproduce", "figure-1", "--quick", "--step", "run", "--json", "-o", "results"))

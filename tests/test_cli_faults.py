@@ -128,6 +128,13 @@ def test_output_named_like_another_format(name, folder):
     assert not (folder / name).exists()
 
 
+@pytest.mark.parametrize("name", ["page.pdf", "page.DOCX", "page.csv", "page.parquet"])
+def test_a_report_named_like_another_format(name, folder):
+    done = run_viper("report", "model.viper", "data.csv", "-o", name, folder=folder)
+    refused(done, OUTPUT, f"the output must be HTML; got {name}. End its name in .html.")
+    assert not (folder / name).exists()
+
+
 def test_rows_in_another_encoding(folder):
     """The separator and the decimal mark of new rows are looked for before the rows are read."""
     (folder / "latin.csv").write_bytes("age;ward\n50;Köln\n".encode("latin-1"))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
 
 import formulaic
@@ -411,6 +412,21 @@ def test_tables_that_do_not_fit(table, message):
     with pytest.raises(FormulaError) as caught:
         encoding.encode(table)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([1, 2], "needs a table with named columns; got list. Pass"),
+        (None, "needs a table with named columns; got None. Pass"),
+        (FRAME["age"], "needs a table with named columns; got pandas.Series. Pass"),
+        (FRAME[[]], "a formula needs a table with columns; got none. Pass the columns that the formula names."),
+        ({}, "a formula needs a table with columns; got none. Pass the columns that the formula names."),
+    ],
+)
+def test_what_is_no_table_is_named(table, message):
+    with pytest.raises(FormulaError, match=re.escape(message)):
+        learn_formula("y ~ age", table)
 
 
 def test_dates_and_mixtures_are_refused():

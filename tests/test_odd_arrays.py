@@ -93,7 +93,7 @@ def test_nullable_labels_keep_their_type(kind):
     assert model.predict(X).dtype == model.classes_.dtype
     np.testing.assert_array_equal(model.coef_, fitted().coef_)
     holes = pd.Series(Y).astype(kind).mask(np.arange(300) == 3)
-    with pytest.raises(ValueError, match="y must have a label in every row"):
+    with pytest.raises(ValueError, match="y must have a label in every row; got none in 1 of 300 rows"):
         fitted(y=holes)
 
 

@@ -669,6 +669,12 @@ def test_an_existing_file_is_kept_unless_overwrite_is_set(model, data, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_a_page_is_not_named_like_another_format(model, data, tmp_path):
+    with pytest.raises(StorageError, match=r"path must be HTML; got .*report\.pdf\. End its name in \.html\."):
+        report.write(model, data, "ill", tmp_path / "report.pdf")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_existing_file_is_refused_before_anything_is_computed(model, data, tmp_path, monkeypatch):
     monkeypatch.setattr("viper.report.classes.page.any_study", lambda *arguments: pytest.fail("it began to compute"))
     (tmp_path / "report.html").write_text("mine")

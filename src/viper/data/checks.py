@@ -51,6 +51,8 @@ def read_features(estimator: Any, X: Any, *, reset: bool, finite: bool = True) -
     if is_finite_matrix(X) and learns_columns(estimator, X.shape[1], reset):
         return X
     refuse_odd_array(X, "X")
+    if hasattr(X, "columns") and getattr(X, "shape", ())[1:] == (0,):
+        raise ValueError(f"X must have at least one column; got a table of {len(X):,} rows without any. Select some.")
     names = [name for name, _ in column_types(X)]
     if len({*names}) < len(names):
         raise ValueError(
@@ -169,8 +171,6 @@ def read_labels(y: Any, rows: int, known: Any = None, *, many: bool = False) -> 
         if y.device.type != "cpu" and known is None and (found := read_device_labels(y.detach(), rows)) is not None:
             return found
         y = y.detach().cpu().numpy()
-    elif isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
-        y = np.array(y, dtype=object)  # otherwise numbers, including NaN, would become text
     refuse_odd_array(y, "y")
     y = plain_labels(y)
     if not (type(y) is np.ndarray and y.ndim == 1):
@@ -210,13 +210,28 @@ def class_numbers(y: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def plain_labels(y: Any) -> Any:
-    """Return integers and booleans of pandas' nullable types as such; scikit-learn would make them floats."""
+    """Return integers and booleans of pandas' nullable types as such; scikit-learn would make them floats.
+
+    A list of text and something else becomes an array of objects; NumPy would make text of numbers, NaN included.
+    """
+    if isinstance(y, list | tuple) and {str} < {type(label) for label in y}:
+        return np.array(y, dtype=object)
     kind = getattr(y, "dtype", None)
     if isinstance(kind, np.dtype) or getattr(kind, "kind", "") not in ("i", "u", "b") or not hasattr(y, "isna"):
         return y
-    if y.isna().any():
-        raise ValueError("y must have a label in every row; got none or NA in some. Fill them in, or drop those rows.")
+    refuse_missing_labels(y)
     return y.to_numpy(dtype={"i": np.int64, "u": np.uint64, "b": bool}[kind.kind])  # type: ignore[union-attr]
+
+
+def refuse_missing_labels(y: Any) -> None:
+    """Raise if labels are None, NaN or NA, and say how many."""
+    import pandas
+
+    if missing := int(pandas.isna(y).sum()):
+        raise ValueError(
+            f"y must have a label in every row; got none in {missing:,} of {len(y):,} rows. Fill them in, or drop "
+            "those rows."
+        )
 
 
 def check_label_count(labels: int, rows: int) -> None:
@@ -249,12 +264,16 @@ def distinct(labels: np.ndarray) -> np.ndarray:
         if bool((first | (labels == other)).all()):
             return np.unique(np.stack([labels[0], other]))
     try:
-        return np.unique(labels)
+        found = np.unique(labels)
     except TypeError:
+        refuse_missing_labels(labels)
         kinds = sorted({type(label).__name__ for label in labels})
         raise ValueError(
-            f"y must have labels of one type and none missing; got {', '.join(kinds)}. Recode or drop those rows."
+            f"y must have labels of one type; got {', '.join(kinds)}. Recode them, or drop those rows."
         ) from None
+    if found.dtype.kind == "O" and (found != found).any():
+        refuse_missing_labels(labels)
+    return found
 
 
 def known_classes(given: Any) -> np.ndarray:

@@ -26,6 +26,7 @@ TEMPORARY = ".viper-{}.tmp"  # name of a file that is not complete
 ABANDONED_SECONDS = 60  # age from which such a file may be deleted, if no writer has locked it
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # characters at which a spreadsheet begins a formula
 OTHER_TABLES = (".arrow", ".feather", ".ipc", ".json", ".jsonl", ".ods", ".tsv", ".xls", ".xlsm", ".xlsx")
+OTHER_PAGES = (".doc", ".docx", ".gz", ".md", ".odt", ".pdf", ".png", ".ppt", ".pptx", ".svg", ".tex", ".txt", ".zip")
 GROUP_ROWS = 1 << 19  # rows of a Parquet row group, held in memory until it is written
 REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 
@@ -190,6 +191,26 @@ def check_output(path: Path, overwrite: bool, *inputs: Path) -> None:
         raise OutputError(f"the directory of the output must be writable; got {folder}, which is not. Choose another.")
 
 
+class OutputFormat(NamedTuple):
+    """What a file to write contains, how its name should end, and the endings that would mislead."""
+
+    name: str
+    endings: str
+    others: tuple[str, ...]
+
+
+TABLE = OutputFormat("CSV or Parquet", ".csv, .csv.gz or .parquet", OTHER_TABLES)
+PAGE = OutputFormat("HTML", ".html", (*OTHER_PAGES, *OTHER_TABLES, *PARQUET.suffixes, ".csv", ".viper"))
+
+
+def check_ending(path: Path, format: OutputFormat, wording: Wording) -> None:
+    """Raise if the name of the file that `path` leads to is that of another format."""
+    with worded_errors(path, wording):
+        name = linked_file(path).name
+    if name.lower().endswith(format.others):
+        raise wording.error(f"{wording.target} must be {format.name}; got {path}. End its name in {format.endings}.")
+
+
 @contextmanager
 def worded_errors(path: str | PathLike[str], wording: Wording) -> Iterator[None]:
     """Turn file-system errors into the caller's exception."""
@@ -227,9 +248,8 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
         If the file exists and `overwrite` is False, if its name is that of another format, or if it cannot be written.
     """
     check_output(path, overwrite)
+    check_ending(path, TABLE, IN_A_SHELL)
     name = linked_file(path).name
-    if name.lower().endswith(OTHER_TABLES):
-        raise OutputError(f"the output must be CSV or Parquet; got {path}. End its name in .csv, .csv.gz or .parquet.")
     with checked_file(path, overwrite, IN_A_SHELL) as file:
         if not name.endswith(PARQUET.suffixes):
             with csv_writer(file, path, name.endswith(".gz")) as append:

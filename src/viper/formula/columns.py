@@ -47,8 +47,8 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         frame = pandas.DataFrame({name: as_column(data[name]) for name in getattr(data, "columns", data)})
     else:
         raise FormulaError(
-            f"a model with a formula needs a table with named columns; got {type(data).__module__}."
-            f"{type(data).__name__}. Pass a DataFrame that is in memory."
+            f"a model with a formula needs a table with named columns; got {kind_of(data)}. Pass a DataFrame that is in "
+            "memory."
         )
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
@@ -56,6 +56,12 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         twice = frame.columns[frame.columns.duplicated()][0]
         raise FormulaError(f"columns must have different names; got {twice!r} twice. Rename one.")
     return plain_columns(frame)
+
+
+def kind_of(data: Any) -> str:
+    """Return the name of an object's type, with the package it comes from: list, None, numpy.ndarray."""
+    kind, package = type(data).__name__, type(data).__module__.partition(".")[0]
+    return "None" if data is None else kind if package == "builtins" else f"{package}.{kind}"
 
 
 def check_column_count(count: int) -> None:

@@ -200,6 +200,8 @@ def used_rows(formula: str, data: Any, missing: str) -> UsedRows:
         raise FormulaError(f"missing must be one of {list(MISSING_RULES)}; got {missing!r}.")
     check_powers(formula)
     frame = as_frame(data)
+    if not len(frame.columns):
+        raise FormulaError("a formula needs a table with columns; got none. Pass the columns that the formula names.")
     categories = [name for name in frame if is_text(frame[name])]
     parsed = parse_formula(formula, frame.columns, categories, left_out_by_dot(formula, frame))
     columns = list(dict.fromkeys([parsed.target, *parsed.plain, *parsed.variables.values()]))

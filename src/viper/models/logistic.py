@@ -74,7 +74,7 @@ from viper.models.notebook import NotebookMixin
 from viper.models.onnx import OnnxMixin
 from viper.models.pooling import pool_posteriors, spread_of_draws
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, check_scale_word, make_prior
 from viper.models.saving import POSTERIOR_FIELDS, REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 from viper.softplus.bound_names import FIT_BOUNDS
@@ -422,8 +422,7 @@ class VariationalLogisticRegression(
             "dtype": ("float64", "float32"),
             "verbose": ("auto", True, False),
         }
-        if isinstance(self.prior_scale, str):
-            words["prior_scale"] = ("auto", "ard")
+        check_scale_word(self.prior_scale)
         checks.check_options(self, words, ("tol", "learning_rate"), ("max_iter", "batch_size"))
         check_jobs(self.n_jobs)
         check_rank(self.rank)

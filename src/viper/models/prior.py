@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from viper.data import checks
-from viper.errors import ConvergenceWarning, instead, users_line
+from viper.errors import ConvergenceWarning, instead, shown, users_line
 from viper.inference.problem import Prior
 from viper.models.facts import INTERCEPT
 
@@ -57,6 +57,15 @@ class PriorMixin:
             fit = solve(scale, None, True)
         self.prior_scale_ = scale.numpy()
         return fit
+
+
+def check_scale_word(value: Any) -> None:
+    """Raise if the option `prior_scale` is a word that has no meaning; numbers are checked with the columns."""
+    if isinstance(value, str) and value not in ("auto", "ard"):
+        raise ValueError(
+            f"prior_scale must be numbers, 'auto' or 'ard'; got {shown(value)}. Pass one number for all columns, or "
+            "'auto' to have it chosen."
+        )
 
 
 def entries_by_name(value: Any, option: str, columns: Callable[[], list[str]], default: float) -> Any:

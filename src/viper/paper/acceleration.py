@@ -31,7 +31,7 @@ class Acceleration(Artefact):
     """The worst error by number of terms, and the bound near ϑ = 0 at small τ."""
 
     name = "acceleration"
-    what = "error against number of terms, plain and accelerated; the cusp at small τ"
+    what = "error by number of terms, plain and accelerated; the cusp"
     where = "new"
     minutes = 0.1
     keys = ("panel",)

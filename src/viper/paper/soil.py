@@ -39,7 +39,7 @@ class Soil(Artefact):
     """Every method under both families, and the exact optimum, on one data set."""
 
     name = "soil"
-    what = "Soil liquefaction, 1.7 million rows: six methods, and maps of the uncertainty"
+    what = "soil liquefaction, 1.7 million rows: six methods, and maps"
     where = "Section 4.1, Appendix C.1"
     minutes = 1.5
     keys = ("method", "family", "seed")

@@ -42,7 +42,7 @@ class ToyExample(Artefact):
     """Every method on 100 draws of the labels, by both solvers."""
 
     name = "toy"
-    what = "GP classification, illustrative example: fit and table over 100 runs"
+    what = "GP classification, illustrative example over 100 runs"
     where = "Section 3.2"
     minutes = 20.0
     keys = ("seed",)

@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from viper.data.blocks import refuse_odd_array
-from viper.data.checks import plain_labels
+from viper.data.checks import plain_labels, refuse_missing_labels
 from viper.errors import shown
 
 GIVE_ORDER = "Pass categories=[...] from the lowest to the highest, or an ordered pandas Categorical."
@@ -32,6 +32,8 @@ def read_levels(y: Any, categories: Any, complete: bool = True) -> tuple[np.ndar
     values = column_or_1d(plain_labels(np.asarray(y) if of_type is not None else y), warn=True)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError("y must be finite; Input y contains NaN or infinity. Drop those rows.")
+    if values.dtype.kind == "O":
+        refuse_missing_labels(values)
     if categories is not None:
         levels = given_levels(categories)
     elif of_type is not None:

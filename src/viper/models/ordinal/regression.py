@@ -50,7 +50,7 @@ from viper.models.ordinal.levels import as_labels, check_levels, given_levels, l
 from viper.models.ordinal.reading import ordinal_reading
 from viper.models.ordinal.sandwich import robust_levels
 from viper.models.prediction import TWO_CLASSES, TargetReading, half_width
-from viper.models.prior import DEFAULT_SCALE, PriorMixin, make_prior
+from viper.models.prior import DEFAULT_SCALE, PriorMixin, check_scale_word, make_prior
 from viper.models.saving import REGRESSION_SCALARS, REGRESSION_TENSORS, State, StateMixin
 from viper.models.weighting import WEIGHTING, WEIGHTING_FIELDS, ClassWeightMixin
 
@@ -317,8 +317,7 @@ class VariationalOrdinalRegression(
             "dtype": ("float64", "float32"),
             "verbose": ("auto", True, False),
         }
-        if isinstance(self.prior_scale, str):
-            words["prior_scale"] = ("auto", "ard")
+        check_scale_word(self.prior_scale)
         checks.check_options(self, words, ("tol", "threshold_scale", "gap_scale"), ("max_iter",))
         check_jobs(self.n_jobs)
 
