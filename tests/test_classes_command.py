@@ -294,7 +294,7 @@ def test_one_label_is_a_model_of_two_classes(labels):
     told = viper_command("report", *given[:2], "--out", folder / "other.html", status=1)
     assert "--target must name one of the labels of the model" in told
     told = viper_command("evaluate", *given[:2], "--by", "a", status=2)
-    assert "Pass --target with one of them" in told
+    assert "Name one of them by --target" in told
 
 
 def test_wrong_labels_are_refused(labels):

@@ -54,7 +54,7 @@ def contents(folder):
 TABLES = {
     "no classes": (
         "a,y\n1,0.5\n2,1.5\n3,2.5\n",
-        ["each has several rows; got 3 in 'y': 0.5, 1.5, 2.5"],
+        ["with several rows each; got 3 in 'y': 0.5, 1.5, 2.5"],
     ),
     "one class": ("a,y\n1,u\n2,u\n", ["at least two classes; got 1 in 'y': 'u'"]),
     "ragged": ("a,y\n1,u\n2\n", ["must have 2 fields", "got 1 in line 3 of t.csv"]),

@@ -308,7 +308,8 @@ def weighting_notes(fitted: Any, counts: "RowCounts", weights: str | None, group
         if len(fitted.classes_) > 2:
             meant, here = f"all classes of {target_of(fitted)} are equally common", "they are not"
         notes.append(
-            f"--class-weight balanced: probabilities are for a population in which {meant}; in this table, {here}."
+            f"--class-weight balanced: probabilities are for a population in which {meant}, not frequencies in this "
+            f"table, in which {here}."
         )
         notes.append(
             "--class-weight balanced: the robust intervals allow for the weights."

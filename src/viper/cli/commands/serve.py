@@ -28,7 +28,7 @@ BODY_SECONDS = 30  # for a request to arrive completely
 IDLE_SECONDS = 30  # until an idle connection is closed, or up to twice that
 BUSIEST = 200  # connections at a time; further ones get a 503
 PREDICTING = 4  # requests predicted at a time; others wait
-KINDS = {"number": "a number", "date": "a date", "text": "text", "boolean": "true or false"}  # kind -> what it must be
+WORDED_KINDS = {"number": "a number", "date": "a date", "text": "text", "boolean": "true or false"}
 SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
@@ -288,7 +288,7 @@ class ServedColumns:
         value = row[name]
         fits = {"boolean": bool, "text": str, "date": str, "number": int | float}[kind]
         if value is not None and (not isinstance(value, fits) or (kind == "number" and isinstance(value, bool))):
-            raise refusal(422, f"column {name!r} must be {KINDS[kind]}; got {value!r:.60} in row {i}.")
+            raise refusal(422, f"column {name!r} must be {WORDED_KINDS[kind]}; got {value!r:.60} in row {i}.")
         return value
 
     def example(self) -> dict[str, Any]:
