@@ -264,7 +264,8 @@ class Viper:
         self.problem = problem
         bounds: Any = [(0.0, 1.0)] * problem.inputs
         goal = GOALS[problem.task]
-        self.experiment = viper.Experiment(bounds, goal, threshold=TARGET, initial=problem.first, random_state=seed)
+        threshold = TARGET if goal == "threshold" else None
+        self.experiment = viper.Experiment(bounds, goal, threshold=threshold, initial=problem.first, random_state=seed)
         if options is not None:
             self.experiment._fit = partial(fit_preferences, standardize=False, random_state=0, **options)
         self.items = 2 if problem.task in PAIRED else 1

@@ -86,8 +86,8 @@ class Experiment:
     goal : {"threshold", "maximise", "learn", "prefer", "minimise"}
         Find where p crosses `threshold`; where p, or a measurement, is largest; learn p everywhere; or find the point
         that is preferred to all others. "minimise" is for measurements.
-    threshold : float, default 0.5
-        The probability sought by ``goal="threshold"``.
+    threshold : float, optional
+        The probability sought by ``goal="threshold"``; by default 0.5.
     outcome : {"binary", "real"}, default "binary"
     constraints : list, optional
         Functions of a point that say whether it is allowed, and pairs (weights, most) for Σ weights · x <= most, with
@@ -117,7 +117,7 @@ class Experiment:
         bounds: Any,
         goal: str = "threshold",
         *,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         outcome: str = "binary",
         constraints: Any = (),
         initial: int | None = None,
@@ -133,15 +133,19 @@ class Experiment:
         if outcome == "real" and goal not in ("maximise", "minimise"):
             raise ValueError(f"outcome='real' needs goal='maximise' or 'minimise'; got {goal!r}.")
         words = ACQUISITIONS["real" if outcome == "real" else goal]
-        if acquisition != "auto" and acquisition not in words:
-            raise ValueError(f"acquisition must be one of {['auto', *words]} for {goal=}; got {shown(acquisition)}.")
+        if acquisition not in ["auto", *words]:
+            asked = f"{outcome=}" if outcome == "real" else f"{goal=}"
+            raise ValueError(f"acquisition must be one of {['auto', *words]} for {asked}; got {shown(acquisition)}.")
+        if threshold is not None and goal != "threshold":
+            raise ValueError(f"threshold is for goal='threshold'; got {shown(threshold)} with {goal=}. Leave it out.")
         if outcome == "real" and stop is not None:
             raise ValueError(f"stop is for yes/no answers and preferences; got {shown(stop)} with outcome='real'.")
         self.items = Inputs(bounds, constraints)
         self.inputs = PairInputs(self.items) if goal == "prefer" else self.items  # of a question
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
-        self.level = acquisitions.log_odds_of(threshold, "threshold")
-        self.threshold = float(threshold)
+        self.threshold = 0.5 if threshold is None else threshold
+        self.level = acquisitions.log_odds_of(self.threshold, "threshold")
+        self.threshold = float(self.threshold)
         self.initial = 2 * len(self.items) + 2 if initial is None else read_whole(initial, "initial", 1)
         self.stop = None if stop is None else acquisitions.positive_number(stop, "stop")
         self.random_state = read_whole(random_state, "random_state", 0)
@@ -219,15 +223,16 @@ class Experiment:
     def _read_answers(self, y: Any, failed: Any, count: int) -> np.ndarray:
         y = y.tolist() if isinstance(y, np.ndarray | torch.Tensor) else y
         given = [y] * count if y is None else [y] if np.ndim(y) == 0 else list(y)
+        if failed is not None and self.outcome == "binary":
+            fix = "Pass the two points as one pair." if self.goal == "prefer" else "Leave those runs out."
+            raise ValueError(f"failed is for outcome='real'; got {shown(failed)} with goal={self.goal!r}. {fix}")
         if self.goal == "prefer":
-            if wrong := [one for one in [*given, *([] if failed is None else [failed])] if one not in list(ANSWERS)]:
+            if wrong := [one for one in given if one not in list(ANSWERS)]:
                 raise ValueError(
                     f"an answer must be one of {list(ANSWERS)}; got {shown(wrong[0])}. Which of the pair is better?"
                 )
             return np.array([ANSWERS[str(one)] for one in given])
         if self.outcome == "binary":
-            if failed is not None:
-                raise ValueError("failed is for outcome='real'; got it with yes/no answers. Leave those runs out.")
             return np.array([checked_answer(value) for value in given])
         lost = [False] * len(given) if failed is None else [failed] if np.ndim(failed) == 0 else list(failed)
         if len(lost) != len(given):
