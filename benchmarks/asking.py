@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from scipy.stats import qmc
@@ -28,6 +29,7 @@ import viper
 from benchmarks.table import Page, Table, machine
 from viper.decisions.experiment import PREFERENCE_MODEL
 from viper.decisions.preferences import fit_preferences
+from viper.gp import kernels
 from viper.inference.threads import one_thread
 
 THRESHOLD = 0.75
@@ -82,6 +84,11 @@ def four_wells(X: np.ndarray) -> np.ndarray:
     return (16.0 * z**2 - z**4 - 5.0 * z).sum(1)
 
 
+def three_hills(X: np.ndarray) -> np.ndarray:
+    lower = 3.0 * hill(X, [0.2, 0.3, 0.7, 0.6], 0.25) + 2.5 * hill(X, [0.8, 0.2, 0.5, 0.8], 0.3)
+    return lower + 4.0 * hill(X, [0.7, 0.8, 0.3, 0.2], 0.2)
+
+
 UTILITIES = {
     "wave, 2 inputs": World(2, lambda X: 2.0 * np.sin(4.0 * X[:, 0]) + X[:, 1]),
     "quadratic, 2": World(2, quadratic),
@@ -89,12 +96,15 @@ UTILITIES = {
     "valley, 3": World(3, valley),
     "line, 4": World(4, lambda X: X @ np.array([3.0, -2.0, 1.0, 0.5])),
     "hill, 4": World(4, lambda X: hill(X, [0.3, 0.6, 0.75, 0.4], 0.22)),
+    "three hills, 4": World(4, three_hills),
 }
 MODELS: dict[str, dict[str, Any]] = {
     "as in an experiment": {},
     "longer lengthscales": {"priors": "default"},
     "and a linear part": {"priors": "default", "mean": "linear"},
 }
+OUTPUT_SCALES = {"output scale of 10": 10.0, "output scale of 3": 3.0}  # instead of `SHORT_SCALE`, the default's
+MODELS |= {word: {} for word in OUTPUT_SCALES}
 PAIRS = 20
 CERTAINTY = 3.4  # log-odds of an answer by the difference in sds
 MODEL_SEEDS = 20
@@ -149,7 +159,8 @@ def lacking(name: str, model: str, seed: int) -> dict[str, Any]:
     utility = lambda X: (world.log_odds(X) - f.mean()) / f.std()  # noqa: E731
     random = np.random.default_rng([37, seed])
     experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer")
-    with one_thread(), warnings.catch_warnings():
+    scale = OUTPUT_SCALES.get(model, kernels.SHORT_SCALE)
+    with one_thread(), warnings.catch_warnings(), patch.object(kernels, "SHORT_SCALE", scale):
         warnings.simplefilter("ignore")
         experiment._fit = partial(fit_preferences, **PREFERENCE_MODEL | MODELS[model])
         for pair in qmc.Sobol(world.columns, seed=seed).random(2 * PAIRS).reshape(PAIRS, 2, -1):

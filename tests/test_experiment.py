@@ -231,6 +231,7 @@ def test_what_is_left_is_the_expected_share_of_errors(mixed):
 
 @pytest.mark.parametrize("columns", ["dose", ("dose", "rate")])
 def test_pictures_show_the_estimate_and_the_answers(mixed, columns):
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
     ax = viper.plot.experiment(mixed, columns=columns, at={"catalyst": "a"}, size=9, ax=Figure().subplots())
@@ -238,6 +239,8 @@ def test_pictures_show_the_estimate_and_the_answers(mixed, columns):
     assert ax.get_xlabel() == "dose"
     dots = np.concatenate([one.get_offsets() for one in ax.collections if len(one.get_offsets())])
     assert {round(float(x), 6) for x in mixed.answers[0]["dose"]} <= {round(float(x), 6) for x in dots[:, 0]}
+    # answers at the bounds are not cut off
+    assert not any(one.get_clip_on() for one in ax.collections if isinstance(one, PathCollection))
     if one:
         x, y = ax.lines[0].get_data()
         middle = viper.report.views.experiment_grid(mixed, columns, {"catalyst": "a"}, 0.95, 9)
@@ -426,7 +429,7 @@ def test_a_changed_file_is_refused(tmp_path, change, message):
         ({"goal": "minimise"}, "goal='minimise' needs outcome='real'; got 'binary'"),
         ({"outcome": "real"}, "outcome='real' needs goal='maximise' or 'minimise'; got 'threshold'"),
         ({"outcome": "count"}, "outcome must be one of"),
-        ({"goal": "maximise", "threshold": 0.75}, "is for goal='threshold'; got 0.75 with goal='maximise'. Leave it out"),
+        ({"goal": "maximise", "threshold": 0.75}, "for goal='threshold'; got 0.75 with goal='maximise'. Leave it out"),
         ({"goal": "prefer", "threshold": 0.5}, "threshold is for goal='threshold'; got 0.5 with goal='prefer'"),
         ({"threshold": 1.0}, "threshold must lie strictly between 0 and 1"),
         ({"initial": 0}, "initial must be a whole number from 1 on; got 0"),
@@ -474,7 +477,7 @@ def test_bad_options_get_one_clear_error(given, message):
         (lambda e: e.tell({"x": 0.5, "kind": "a"}, 1, failed=True), "failed is for outcome='real'; got True"),
         (lambda e: e.cancel({"x": 0.5, "kind": "a"}), "x must be a point that awaits its answer"),
         (lambda e: e.estimate({"x": 0.5, "kind": "a"}), "the experiment needs answers first; got none"),
-        (lambda e: e.best(), "needs goal='maximise'; got 'threshold'"),
+        (lambda e: e.best(), r"best\(\) is for goals that seek a point; got goal='threshold'. Use estimate"),
     ],
 )
 def test_bad_points_and_answers_get_one_clear_error(act, message):
@@ -529,7 +532,7 @@ def test_preferences_are_about_two_different_points():
         experiment.tell(({"x": 0.5}, {"x": 0.5}), "first")
     with pytest.raises(TypeError, match="must be about a pair of points, as `ask` returns it; got one"):
         experiment.tell({"x": 0.5}, "first")
-    with pytest.raises(ValueError, match="failed is for outcome='real'; got 'second' with goal='prefer'. Pass the two"):
+    with pytest.raises(ValueError, match="failed is for outcome='real'; got 'second' with goal='prefer'"):
         experiment.tell(({"x": 0.5}, {"x": 0.2}), "first", "second")
 
 

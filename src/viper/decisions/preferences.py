@@ -7,7 +7,7 @@ posterior of f. Both functions are closed forms with gradients in the items:
 
 The expected best of more than two items, for answers that choose one of k, is an average over joint draws.
 
-An answer still to come is worth a precision of h = E s'(d) along d, whatever it will be, as a label is along f
+Whatever a pending answer will be, it adds a precision of h = E s'(d) along d, as a label does along f
 (`viper.decisions.latent`).
 """
 
@@ -34,7 +34,7 @@ ANSWERS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 class PairConditioned:
-    """The utilities after answers that are still to come, for pending pairs one after the other (2k items)."""
+    """The utilities once pending pairs, 2k items one pair after the other, have been answered."""
 
     def __init__(self, latent: LatentModel, pending: Tensor | None) -> None:
         self.latent = latent
@@ -59,7 +59,7 @@ class PairConditioned:
 
 
 class PairAcquisition(Acquisition):
-    """A function of pairs of items: of a tensor or array, batches × 2 × columns, a number for each batch."""
+    """A function of pairs of items. A tensor or array of batches × 2 × columns gives a number for each batch."""
 
     _most_items: int | None = 2
 
@@ -70,7 +70,7 @@ class PairAcquisition(Acquisition):
         self.model = model
 
     def set_X_pending(self, X_pending: Any = None) -> None:
-        """Set the pairs whose answers are still to come: 2k items, each pair one after the other."""
+        """Set the pairs that await their answers: 2k items, one pair after the other."""
         if X_pending is not None and np.ndim(X_pending) == 3:  # pairs
             X_pending = X_pending.reshape(-1, X_pending.shape[-1])
         self.X_pending = None if X_pending is None else self._read_points(X_pending, "pending")
@@ -102,14 +102,14 @@ class PairAcquisition(Acquisition):
 
 
 class PairInformation(PairAcquisition):
-    """H(E s(d)) - E H(s(d)), in nats: what the answer tells about d = f(x) - f(x'), called BALD. In closed form.
+    """H(E s(d)) - E H(s(d)), in nats: what the answer says about d = f(x) - f(x'), called BALD. In closed form.
 
     Parameters
     ----------
     model : VariationalPreferenceGP
         Fitted.
     pending : tensor or array (2k, columns), optional
-        Pairs whose answers are still to come, item by item.
+        Pairs that await their answers, item by item.
     """
 
     def of_batch(self, joint: Joint) -> Tensor:
@@ -189,7 +189,7 @@ class PairInputs(Inputs):
         return kept & self.items.allowed(first) & self.items.allowed(second) if self.items.constraints else kept
 
     def rivals(self, champion: np.ndarray, seed: int) -> np.ndarray:
-        """Pairs of an item with many others."""
+        """The champion paired with many other items."""
         others = self.items.spread(CANDIDATES, seed + 1)
         pairs = np.hstack([np.broadcast_to(champion, others.shape), others])
         return pairs[self.allowed(pairs)]
@@ -201,12 +201,12 @@ def is_item(x: Any, inputs: int) -> bool:
 
 
 def differ(pair: Any) -> bool:
-    """The constraint of all pairs, which `PairInputs.allowed` looks after."""
+    """The constraint on every pair; `PairInputs.allowed` checks it."""
     return pair[0] != pair[1]
 
 
 def fit_preferences(pairs: np.ndarray, answers: np.ndarray, **options: Any) -> "VariationalPreferenceGP":
-    """Utilities of items n × 2 × columns, by answers as numbers of `ANSWERS`."""
+    """Fit utilities to pairs, n × 2 × columns, with answers as numbers of `ANSWERS`."""
     from viper.gp.pairs.preference import VariationalPreferenceGP
 
     n = len(pairs)

@@ -7,7 +7,7 @@ A choice of c among k items by the softmax of utilities, p_j = e^{f_j}/Σ e^{f_i
 the chance that the choice falls on one of the two. With them the slope of the pairs in the means of f is that of the
 choice, because d/df Σ_j w_j E log s(f_c - f_j) = Σ_j w_j E s(f_j - f_c) (e_c - e_j) = e_c - E p, and their expected
 curvature is too: w_j p_c p_j / (p_c + p_j)² on average over choices is p_c p_j. Weights depend on f. They begin at 2/k,
-that of equal utilities, and each fit gives those of the next; means of the third are within 0.02 sd of where this ends.
+as for equal utilities, and each fit gives those of the next; after the third, means are within 0.02 sd of the limit.
 """
 
 import math
@@ -27,7 +27,7 @@ CHOICES_AT_ONCE = 1_024
 
 
 class Answers(NamedTuple):
-    """Numbers of items, answer by answer with the preferred one first, and how many each answer has."""
+    """Items by number, answer by answer with the preferred one first, and how many each answer is about."""
 
     items: np.ndarray
     sizes: np.ndarray
@@ -39,7 +39,7 @@ class Answers(NamedTuple):
 
     @property
     def pairs(self) -> np.ndarray:
-        """The preferred item of each answer with each of its others."""
+        """The preferred item of each answer with each of the others."""
         return np.stack([self.per_pair(self.items[self.starts]), np.delete(self.items, self.starts)], 1)
 
     @property
@@ -48,12 +48,12 @@ class Answers(NamedTuple):
         return int(self.sizes.max())
 
     def per_pair(self, of_answers: np.ndarray) -> np.ndarray:
-        """What belongs to answers, for each of their pairs."""
+        """A value of each answer, repeated for each of its pairs."""
         return np.repeat(of_answers, self.sizes - 1)
 
     @property
     def first_weights(self) -> np.ndarray:
-        """w of every pair where utilities are equal."""
+        """w of every pair if all utilities were equal."""
         return self.per_pair(2.0 / self.sizes)
 
     def weights(self, process: Any, X: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ class Answers(NamedTuple):
 
 
 def choice_weights(process: Any, items: np.ndarray) -> np.ndarray:
-    """E p_j / E s(f_j - f_c) of the others in choices among k items, m × k × p, the chosen one first: m × (k - 1)."""
+    """E p_j / E s(f_j - f_c) of each item not chosen, m × (k - 1); of choices m × k × p with the chosen one first."""
     m, k, columns = items.shape
     with torch.no_grad():
         rows = process.rows(torch.from_numpy(items.reshape(m * k, columns)))
@@ -103,7 +103,7 @@ def read_answers(given: Any, items: int) -> Answers:
 
 
 def answer_lists(given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of items answer by answer, and how many each answer has: equally many in an array, or as in lists."""
+    """Items by number, answer by answer, and how many each answer has: the same in an array, any number in lists."""
     if isinstance(given, list | tuple) and len({np.shape(one)[:1] for one in given if np.ndim(one) == 1}) > 1:
         for k, one in enumerate(given):
             if np.ndim(one) != 1 or len(one) < 2:

@@ -31,9 +31,9 @@ CLASSES = np.array([False, True])
 
 
 class PairRows:
-    """Pairs of items, better one first, as rows with labels: (x, x'[, σ]) in an order that does not depend on who won.
+    """Pairs of items, the better one first, as labelled rows (x, x'[, σ]) whose order does not depend on the winner.
 
-    The order of the two items is that of their features, so that the fit is the same however items are numbered.
+    The two items are ordered by their features, so that the fit does not depend on how items are numbered.
     """
 
     def __init__(self, first: np.ndarray, second: np.ndarray, tied: np.ndarray | None, weight: Tensor | None) -> None:
@@ -123,14 +123,14 @@ class PairProcess(VariationalGPClassifier):
         self.classes_, self._own_prior = CLASSES, None
         self.n_features_in_, self._tie_weight = rows.arrays.features.shape[1], rows.tie_weight or 0.0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WeightWarning)  # it advises `robust`, which pairs have not
+            warnings.simplefilter("ignore", WeightWarning)  # it suggests `robust`, which pairs do not have
             source = self._weighted_rows(rows.arrays)
         self._fit(source.in_memory(), None, random)
         self._raw_rows = source
         return self
 
     def tie_constant(self) -> float:
-        """What ties add to the log likelihood beyond their rows, at the fitted threshold."""
+        """What ties add to the log likelihood of their rows, at the fitted threshold."""
         return float(tie_constant(self._tie_weight, self.model_.mean.tie.detach())) if self.tied_ else 0.0
 
     def rows_of(self, first: np.ndarray, second: np.ndarray, sign: float = -1.0) -> np.ndarray:
