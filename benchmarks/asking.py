@@ -5,8 +5,10 @@ packages uses. "threshold": share of the space on the wrong side of p = 0.75; "m
 point recommended; "learn": mean absolute error of p. "sobol" spreads its questions evenly, "random" at random, with the
 same model.
 
-"prefer" compares models instead: the utility that the recommended item lacks, in sds of the utility over the cube,
-after 20 answers about pairs of a Sobol sequence.
+"compare" asks for pairs by the expected best of the mixture over hyperparameters, or by its average over them. The
+error is the utility that the recommended item lacks, in sds of the utility over the cube.
+
+"prefer" compares models by the same error, after 20 answers about pairs of a Sobol sequence.
 
 Every (goal, world, acquisition or model, seed) is one line of a JSON-lines file, one file per goal, in `results/asking`
 or `--scratch`: a run does what is missing there, seed by seed.
@@ -20,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 from scipy.stats import qmc
@@ -29,7 +30,6 @@ import viper
 from benchmarks.table import Page, Table, machine
 from viper.decisions.experiment import PREFERENCE_MODEL
 from viper.decisions.preferences import fit_preferences
-from viper.gp import kernels
 from viper.inference.threads import one_thread
 
 THRESHOLD = 0.75
@@ -96,18 +96,20 @@ UTILITIES = {
     "valley, 3": World(3, valley),
     "line, 4": World(4, lambda X: X @ np.array([3.0, -2.0, 1.0, 0.5])),
     "hill, 4": World(4, lambda X: hill(X, [0.3, 0.6, 0.75, 0.4], 0.22)),
+}
+COMPARED = {
+    "wave, 2 inputs": UTILITIES["wave, 2 inputs"],
     "three hills, 4": World(4, three_hills),
 }
+WAYS = ("best", "best-averaged")
 MODELS: dict[str, dict[str, Any]] = {
     "as in an experiment": {},
     "longer lengthscales": {"priors": "default"},
     "and a linear part": {"priors": "default", "mean": "linear"},
 }
-OUTPUT_SCALES = {"output scale of 10": 10.0, "output scale of 3": 3.0}  # instead of `SHORT_SCALE`, the default's
-MODELS |= {word: {} for word in OUTPUT_SCALES}
 PAIRS = 20
 CERTAINTY = 3.4  # log-odds of an answer by the difference in sds
-MODEL_SEEDS = 20
+MODEL_SEEDS = 10
 KEPT = Path(__file__).parent / "results" / "asking"
 
 
@@ -151,33 +153,68 @@ def play(goal: str, name: str, acquisition: str, seed: int) -> dict[str, Any]:
     return {"errors": errors, "seconds": float(np.mean(times or [0.0]))}
 
 
+class Taste(NamedTuple):
+    """A utility, in sds over the cube, and its largest value."""
+
+    utility: Callable[[np.ndarray], np.ndarray]
+    largest: float
+
+    def prefers_second(self, pair: np.ndarray, luck: float) -> bool:
+        gain = CERTAINTY * float(np.diff(self.utility(pair))[0])
+        return luck < 1.0 / (1.0 + np.exp(-gain))
+
+    def lack(self, experiment: viper.Experiment) -> float:
+        return self.largest - float(self.utility(experiment.best().x[None])[0])
+
+
+def taste_of(world: World) -> Taste:
+    many = qmc.Sobol(world.columns, seed=9).random(1 << 14)
+    f = world.log_odds(many)
+    return Taste(lambda X: (world.log_odds(X) - f.mean()) / f.std(), float((f.max() - f.mean()) / f.std()))
+
+
+def compare(name: str, way: str, seed: int) -> dict[str, Any]:
+    """What the recommended item lacks, where the experiment asks."""
+    world = COMPARED[name]
+    taste, random = taste_of(world), np.random.default_rng([41, seed])
+    experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer", acquisition=way, random_state=seed)
+    errors, times = {}, []
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(CHECKED[-1]):
+            start = time.process_time()
+            pair = np.asarray(experiment.ask())
+            times.append(time.process_time() - start)
+            experiment.tell(pair, "second" if taste.prefers_second(pair, random.random()) else "first")
+            if k + 1 in CHECKED:
+                errors[str(k + 1)] = taste.lack(experiment)
+    return {"errors": errors, "seconds": float(np.mean(times[experiment.initial :]))}
+
+
 def lacking(name: str, model: str, seed: int) -> dict[str, Any]:
     """What the recommended item lacks after answers about pairs that are spread evenly."""
     world = UTILITIES[name]
-    many = qmc.Sobol(world.columns, seed=9).random(1 << 14)
-    f = world.log_odds(many)
-    utility = lambda X: (world.log_odds(X) - f.mean()) / f.std()  # noqa: E731
+    taste = taste_of(world)
     random = np.random.default_rng([37, seed])
     experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer")
-    scale = OUTPUT_SCALES.get(model, kernels.SHORT_SCALE)
-    with one_thread(), warnings.catch_warnings(), patch.object(kernels, "SHORT_SCALE", scale):
+    with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         experiment._fit = partial(fit_preferences, **PREFERENCE_MODEL | MODELS[model])
         for pair in qmc.Sobol(world.columns, seed=seed).random(2 * PAIRS).reshape(PAIRS, 2, -1):
-            gain = CERTAINTY * float(np.diff(utility(pair))[0])
-            experiment.tell(pair, "second" if random.random() < 1.0 / (1.0 + np.exp(-gain)) else "first")
-        lack = float(utility(many).max() - utility(experiment.best().x[None])[0])
-    return {"errors": {str(PAIRS): lack}, "seconds": 0.0}
+            experiment.tell(pair, "second" if taste.prefers_second(pair, random.random()) else "first")
+        return {"errors": {str(PAIRS): taste.lack(experiment)}, "seconds": 0.0}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
 
+ROWS = GOALS | {"compare": (tuple(COMPARED), WAYS), "prefer": (tuple(UTILITIES), tuple(MODELS))}
+
 
 def plan(goals: list[str], quick: bool, seeds: int | None) -> Iterator[tuple[str, str, str, int]]:
     """What to run: goals, worlds, acquisition functions or models, and seeds; seed by seed."""
     for goal in goals:
-        worlds, words = (tuple(UTILITIES), tuple(MODELS)) if goal == "prefer" else GOALS[goal]
+        worlds, words = ROWS[goal]
         most = (2 if quick else MODEL_SEEDS) if goal == "prefer" else 1 if quick else seeds or SEEDS
         for seed in range(most):
             yield from ((goal, name, word, seed) for name in worlds for word in words)
@@ -202,7 +239,8 @@ def fill(folder: Path, wanted: Iterable[tuple[str, str, str, int]]) -> None:
     for goal, name, word, seed in wanted:
         if (goal, name, word, seed) in done:
             continue
-        found = lacking(name, word, seed) if goal == "prefer" else play(goal, name, word, seed)
+        by = {"prefer": lacking, "compare": compare}.get(goal, partial(play, goal))
+        found = by(name, word, seed)
         line = {"goal": goal, "world": name, "way": word, "seed": seed, **found}
         with (folder / f"{goal}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -215,7 +253,7 @@ def fill(folder: Path, wanted: Iterable[tuple[str, str, str, int]]) -> None:
 
 def goal_table(goal: str, lines: list[dict[str, Any]]) -> Table:
     """Mean errors with their standard errors, of the seeds that all rows have."""
-    worlds, words = (tuple(UTILITIES), tuple(MODELS)) if goal == "prefer" else GOALS[goal]
+    worlds, words = ROWS[goal]
     found = {(x["world"], x["way"], x["seed"]): x for x in lines if x["goal"] == goal}
     seeds = sorted({x["seed"] for x in found.values()})
     seeds = [s for s in seeds if all((name, word, s) in found for name in worlds for word in words)]
@@ -234,7 +272,8 @@ def goal_table(goal: str, lines: list[dict[str, Any]]) -> Table:
         note = f"Utility that the recommended item lacks beside the best of 16,384, in sds, after {PAIRS} answers"
         return Table(goal, ["model", *UTILITIES], rows, [f"{note}; {len(seeds)} seeds. The first row is the default."])
     columns = ["acquisition", *[f"{name}, {k}" for name in worlds for k in after], "seconds"]
-    return Table(goal, columns, rows, [f"{len(seeds)} seeds."])
+    what = "Utility that the recommended item lacks, in sds; " if goal == "compare" else ""
+    return Table(goal, columns, rows, [f"{what}{len(seeds)} seeds."])
 
 
 def run(
@@ -244,15 +283,15 @@ def run(
     scratch: str | None = None,
     seeds: int | None = None,
 ) -> Page:
-    wanted = [*GOALS, "prefer"] if tables is None else tables.split(";")
+    wanted = list(ROWS) if tables is None else tables.split(";")
     folder = Path(scratch) if scratch else Path(tempfile.mkdtemp()) if quick else KEPT
     fill(folder, plan(wanted, quick, seeds))
     lines = read_lines(folder)
-    made = [table for table in (goal_table(goal, lines) for goal in [*GOALS, "prefer"]) if table.rows]
+    made = [table for table in (goal_table(goal, lines) for goal in ROWS) if table.rows]
     made[0].notes += [
         "± standard error of the mean over seeds, which are the same in all rows of a table. Columns: the world, and "
         "the number of answers. Seconds: processor time of an ask, with the fit of the model to all answers, mean over "
         "all trials. The first row of each table is the default.",
         machine(device),
     ]
-    return Page("Which question to ask next", made, [*GOALS, "prefer"])
+    return Page("Which question to ask next", made, list(ROWS))

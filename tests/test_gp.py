@@ -683,8 +683,8 @@ def test_priors_are_shown_and_count_as_densities_of_logarithms(data):
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "additive"])
-def test_short_priors_are_the_default_ones_with_other_medians(kernel):
-    """Lengthscales: 0.8 √c in place of 1.35 √c, where an additive part has c = 1; output scales: ten times as large."""
+def test_short_priors_are_the_default_ones_with_other_lengthscales(kernel):
+    """log N(log l; log 0.8 √c, 0.7²) in place of log N(log l; log 1.35 √c, 0.7²); an additive part has c = 1."""
     root = math.sqrt(3.0) if kernel == "rbf" else 1.0
     default, short = (make_kernel(kernel, 3, priors=priors) for priors in ("default", "short"))
     priors = [{name: (prior, of(module)) for name, module, prior, of, _ in k.named_priors()} for k in (default, short)]
@@ -696,7 +696,7 @@ def test_short_priors_are_the_default_ones_with_other_medians(kernel):
         if "lengthscale" in name:
             assert medians == pytest.approx([1.35 * root, 0.8 * root])
         else:
-            assert medians[1] == pytest.approx(10.0 * medians[0])
+            assert medians[0] == medians[1]
 
 
 def test_a_file_knows_its_short_priors(data, tmp_path):

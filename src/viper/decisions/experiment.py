@@ -15,7 +15,14 @@ from viper.data.model_file import write_tensors
 from viper.decisions import acquisition as acquisitions
 from viper.decisions import experiment_file
 from viper.decisions.inputs import Inputs
-from viper.decisions.preferences import ANSWERS, ExpectedBest, PairInformation, PairInputs, fit_preferences
+from viper.decisions.preferences import (
+    ANSWERS,
+    ExpectedBest,
+    PairInformation,
+    PairInputs,
+    centred_utilities,
+    fit_preferences,
+)
 from viper.decisions.regression import GaussianRegression, Moments, expected_gain
 from viper.errors import shown
 from viper.gp.classifier import VariationalGPClassifier
@@ -47,14 +54,14 @@ class Best(NamedTuple):
     """The point held to be the best so far."""
 
     x: Any  # a dictionary, or an array if inputs have no names
-    mean: float  # its probability of a yes; or the expected measurement
+    mean: float  # its probability of a yes, expected measurement, or utility
     interval: tuple[float, float]
 
 
 class PointEstimate(NamedTuple):
     """What is known at points."""
 
-    mean: np.ndarray  # the probability of a yes; or the expected measurement
+    mean: np.ndarray  # the probability of a yes, the expected measurement, or the utility less its average
     lower: np.ndarray
     upper: np.ndarray
     above: np.ndarray | None = None  # the probability that p lies above the threshold
@@ -76,7 +83,8 @@ class Experiment:
     Answers are yes or no, 1 or 0. The log-odds of p(x), the probability of a yes, are a Gaussian process
     (`VariationalGPClassifier`, averaged over hyperparameters). With ``outcome="real"`` answers are measurements, and
     runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer says which is better: "first",
-    "second" or "tie". Each point then has a utility, in log-odds (`VariationalPreferenceGP`).
+    "second" or "tie". Each point then has a utility, in log-odds (`VariationalPreferenceGP`). Only differences of
+    utilities can be learned, so `estimate` and `best` give them less their average over all inputs.
 
     Parameters
     ----------
@@ -311,7 +319,7 @@ class Experiment:
             )
         model = self.model
         if self.goal == "prefer":
-            mean, sd = model.predict_latent(columns)
+            mean, sd = centred_utilities(model, columns, self._reference())
             return PointEstimate(mean, mean - z * sd, mean + z * sd)
         low, high = model.predict_interval(columns, level).T
         above = None
@@ -477,7 +485,11 @@ ACQUISITIONS: dict[str, dict[str, Worth]] = {
         "look-ahead": lambda e: e._by(acquisitions.ProbabilityLookAhead, e._reference()),
         "information": lambda e: e._by(acquisitions.Information),
     },
-    "prefer": {"best": lambda e: e._by(ExpectedBest), "information": lambda e: e._by(PairInformation)},
+    "prefer": {
+        "best": lambda e: e._by(ExpectedBest),
+        "best-averaged": lambda e: e._by(ExpectedBest, average="values"),
+        "information": lambda e: e._by(PairInformation),
+    },
     "real": {"improvement": lambda e: e._gain()},
 }
 INFORMATION_SOUGHT: dict[str, Worth] = {

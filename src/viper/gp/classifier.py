@@ -125,10 +125,10 @@ class VariationalGPClassifier(
         Weakly informative priors of the hyperparameters of named kernels and means, on standardised columns:
         log-normal with a median of 1.35 √p for lengthscales (p columns), 3 for the output scale, which is
         the prior variance of the kernel's part, and 1/√p for the prior standard deviation of the weights of a linear
-        mean; the level is N(0, 5²). `summary` lists them. "short" has medians of 0.8 √p for lengthscales and 30 for
-        the output scale, which suits functions over a box that are largest within it. With None, all hyperparameters
-        and the weights of the mean maximise the ELBO alone, as in the paper: intervals then do not include the
-        uncertainty of the weights, and a NarrowIntervalsWarning says so if a linear mean explains most of the data.
+        mean; the level is N(0, 5²). `summary` lists them. "short" has a median of 0.8 √p for lengthscales, which suits
+        functions over a box that are largest within it. With None, all hyperparameters and the weights of the mean
+        maximise the ELBO alone, as in the paper: intervals then do not include the uncertainty of the weights, and a
+        NarrowIntervalsWarning says so if a linear mean explains most of the data.
     lengthscales : {"auto", "one", "many"}, default "auto"
         Whether a named kernel has one lengthscale for all columns, or one for each. "auto" fits both and weights them
         by their evidence; with more than 100 columns it means "one", and without priors "many".

@@ -29,10 +29,8 @@ LENGTHSCALES = ("auto", "one", "many")
 LEAST_SQUARE = 1e-30  # squared distance, so that Matern kernels have a derivative at 0
 # The default priors: median and standard deviation of the logarithm, on standardised columns
 TYPICAL_LENGTH, LENGTH_SPREAD = 1.35, 0.7  # times √p, the typical distance between rows
+SHORT_LENGTH = 0.8  # instead, of functions over a box that are largest within it
 TYPICAL_SCALE, SCALE_SPREAD = 3.0, 1.5  # variance of the log-odds
-# Instead, of functions over a box that are largest within it, and so large that answers far from there are sure. Chosen
-# by the recommended items of experiments on preferences (benchmarks/results/asking.md)
-SHORT_LENGTH, SHORT_SCALE = 0.8, 30.0
 TYPICAL_SLOPE, SLOPE_SPREAD = 1.0, 1.0  # over √p
 LEVEL_SCALE = 5.0  # prior sd of the common level of the log-odds
 TYPICAL_TIE, TIE_SPREAD = 0.5, 1.0  # difference of two items within which a tie is likely
@@ -67,8 +65,7 @@ def make_kernel(
         if priors is not None:
             length = log_normal(typical_length(priors) * math.sqrt(columns), LENGTH_SPREAD)
             base.register_prior("log_lengthscale_prior", length, log_lengthscale)
-            scale = log_normal(typical_scale(priors), SCALE_SPREAD)
-            made.register_prior("log_outputscale_prior", scale, log_outputscale)
+            made.register_prior("log_outputscale_prior", log_normal(TYPICAL_SCALE, SCALE_SPREAD), log_outputscale)
     else:
         raise ValueError(f"kernel must be one of {[*KERNELS, 'auto']} or a gpytorch Kernel; got {shown(kernel)}.")
     if made.batch_shape != torch.Size([]):
@@ -79,8 +76,8 @@ def make_kernel(
 def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None) -> AdditiveKernel:
     """The additive kernel; its terms share the variance that other kernels have."""
     made = AdditiveKernel(columns, pairs, (logarithmic(), logarithmic()))
-    share = typical_scale(priors) / len(made.terms)
-    raw = {"raw_lengthscales": TYPICAL_LENGTH, "raw_outputscales": TYPICAL_SCALE / len(made.terms)}
+    share = TYPICAL_SCALE / len(made.terms)
+    raw = {"raw_lengthscales": TYPICAL_LENGTH, "raw_outputscales": share}
     made.initialize(**{name: torch.full_like(getattr(made, name), math.log(value)) for name, value in raw.items()})
     if priors is not None:
         length = log_normal(typical_length(priors), LENGTH_SPREAD)
@@ -92,11 +89,6 @@ def make_additive(columns: int, pairs: list[tuple[int, int]], priors: str | None
 def typical_length(priors: str) -> float:
     """The median of lengthscales, over √p, by the word for their priors."""
     return SHORT_LENGTH if priors == "short" else TYPICAL_LENGTH
-
-
-def typical_scale(priors: str | None) -> float:
-    """The median of the variance of the log-odds, by the word for its prior."""
-    return SHORT_SCALE if priors == "short" else TYPICAL_SCALE
 
 
 def log_normal(median: float, spread: float) -> NormalPrior:
