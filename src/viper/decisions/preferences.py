@@ -158,13 +158,13 @@ class ExpectedBest(PairAcquisition):
     def set_X_pending(self, X_pending: Any = None) -> None:
         super().set_X_pending(X_pending)
         if self.average == "values":
-            self._given = [PairConditioned(one, self.X_pending) for one in components_of(self.latent)]
+            weights, latents = components_of(self.latent)
+            self._weights, self._given = weights, [PairConditioned(one, self.X_pending) for one in latents]
 
     def forward(self, X: Tensor) -> Tensor:
         if self.average == "moments":
             return super().forward(X)
-        weights: Tensor = self.latent.process.weights
-        return weights @ torch.stack([self.of_batch(given.joint(X)) for given in self._given])
+        return self._weights @ torch.stack([self.of_batch(given.joint(X)) for given in self._given])
 
     def of_batch(self, joint: Joint) -> Tensor:
         if joint.mean.shape[1] == 2:
@@ -174,14 +174,14 @@ class ExpectedBest(PairAcquisition):
         return joint_draws(joint.mean, joint.covariance, uniform).amax(-1).mean(1)
 
 
-def components_of(latent: Any) -> list[LatentModel]:
-    """The utilities given the hyperparameters of each component."""
+def components_of(latent: Any) -> tuple[Tensor, list[LatentModel]]:
+    """The weights of the components of a preference model, and the utilities given each."""
     found = []
     for part in latent.process.parts:
         one = copy.copy(latent)
         one.process = part
         found.append(one)
-    return found
+    return latent.process.weights, found
 
 
 class PairInputs(Inputs):
