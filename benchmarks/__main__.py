@@ -19,19 +19,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; writes no results")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--data", help="folder of the data sets for gp and gp-quality, with a NAME.csv.gz in each")
-    parser.add_argument("--scratch", help="gp-quality, experiments: folder of finished parts (default: results/NAME)")
+    parser.add_argument(
+        "--scratch", help="gp-quality, asking, experiments: folder of finished parts (default: results/NAME)"
+    )
     parser.add_argument(
         "--methods", help="gp-quality, experiments: run only these, separated by ';'; '' only makes the tables"
     )
     parser.add_argument("--splits", type=int, help="gp-quality: random splits of each data set (default: 10)")
-    parser.add_argument("--seeds", type=int, help="experiments: seeds of each method (default: 20)")
+    parser.add_argument("--seeds", type=int, help="asking, experiments: seeds of each row (default: 10, 20)")
     parser.add_argument("--coverage", action="store_true", help="gp-quality: run only the coverage simulations")
     parser.add_argument("--tables", help="asking, logistic, mixed, networks: only tables of these titles, between ';'")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"name must be one of {names}; got {sorted(unknown)}")
     own: dict[str, dict[str, Any]] = {
-        "asking": {"tables": options.tables},
+        "asking": {name: getattr(options, name) for name in ("tables", "scratch", "seeds")},
         "gp": {"data": options.data},
         "logistic": {"tables": options.tables},
         "mixed": {"tables": options.tables},

@@ -5,14 +5,22 @@ packages uses. "threshold": share of the space on the wrong side of p = 0.75; "m
 point recommended; "learn": mean absolute error of p. "sobol" spreads its questions evenly, "random" at random, with the
 same model.
 
-"prefer" compares models instead: the utility that the recommended item lacks, in sds of the utility over the cube,
-after 20 answers about pairs of a Sobol sequence.
+"compare" asks for pairs by the expected best of the mixture over hyperparameters, or by its average over them. The
+error is the utility that the recommended item lacks, in sds of the utility over the cube.
+
+"prefer" compares models by the same error, after 20 answers about pairs of a Sobol sequence.
+
+Every (goal, world, acquisition or model, seed) is one line of a JSON-lines file, one file per goal, in `results/asking`
+or `--scratch`: a run does what is missing there, seed by seed.
 """
 
+import json
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +34,7 @@ from viper.inference.threads import one_thread
 
 THRESHOLD = 0.75
 CHECKED = (20, 40)  # answers after which errors are taken
-SEEDS = 5
+SEEDS = 10
 TEST_POINTS = 4_000
 
 
@@ -76,6 +84,11 @@ def four_wells(X: np.ndarray) -> np.ndarray:
     return (16.0 * z**2 - z**4 - 5.0 * z).sum(1)
 
 
+def three_hills(X: np.ndarray) -> np.ndarray:
+    lower = 3.0 * hill(X, [0.2, 0.3, 0.7, 0.6], 0.25) + 2.5 * hill(X, [0.8, 0.2, 0.5, 0.8], 0.3)
+    return lower + 4.0 * hill(X, [0.7, 0.8, 0.3, 0.2], 0.2)
+
+
 UTILITIES = {
     "wave, 2 inputs": World(2, lambda X: 2.0 * np.sin(4.0 * X[:, 0]) + X[:, 1]),
     "quadratic, 2": World(2, quadratic),
@@ -84,6 +97,11 @@ UTILITIES = {
     "line, 4": World(4, lambda X: X @ np.array([3.0, -2.0, 1.0, 0.5])),
     "hill, 4": World(4, lambda X: hill(X, [0.3, 0.6, 0.75, 0.4], 0.22)),
 }
+COMPARED = {
+    "wave, 2 inputs": UTILITIES["wave, 2 inputs"],
+    "three hills, 4": World(4, three_hills),
+}
+WAYS = ("best", "best-averaged")
 MODELS: dict[str, dict[str, Any]] = {
     "as in an experiment": {},
     "longer lengthscales": {"priors": "default"},
@@ -92,14 +110,7 @@ MODELS: dict[str, dict[str, Any]] = {
 PAIRS = 20
 CERTAINTY = 3.4  # log-odds of an answer by the difference in sds
 MODEL_SEEDS = 10
-
-
-class Played(NamedTuple):
-    """Errors after so many answers, and processor seconds of an ask with its tell, median and mean."""
-
-    errors: list[float]
-    median: float
-    mean: float
+KEPT = Path(__file__).parent / "results" / "asking"
 
 
 def error_of(experiment: viper.Experiment, goal: str, points: np.ndarray, p: np.ndarray, world: World) -> float:
@@ -110,7 +121,9 @@ def error_of(experiment: viper.Experiment, goal: str, points: np.ndarray, p: np.
     return float(((mean > THRESHOLD) != (p > THRESHOLD)).mean() if goal == "threshold" else np.abs(mean - p).mean())
 
 
-def play(goal: str, name: str, acquisition: str, seed: int, most: int = CHECKED[-1]) -> Played:
+def play(goal: str, name: str, acquisition: str, seed: int) -> dict[str, Any]:
+    """Errors by number of answers, and mean processor seconds of an ask with the fit before it."""
+    most = CHECKED[-1]
     world = WORLDS[name]
     random = np.random.default_rng([31, seed])
     points = random.random((TEST_POINTS, world.columns))
@@ -119,12 +132,12 @@ def play(goal: str, name: str, acquisition: str, seed: int, most: int = CHECKED[
     experiment = viper.Experiment(
         [(0.0, 1.0)] * world.columns,
         goal,
-        threshold=THRESHOLD,
+        threshold=THRESHOLD if goal == "threshold" else None,
         acquisition="auto" if given else acquisition,
         initial=most if acquisition == "sobol" else None,
         random_state=seed,
     )
-    errors, times = [], []
+    errors, times = {}, []
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for k in range(most):
@@ -136,91 +149,149 @@ def play(goal: str, name: str, acquisition: str, seed: int, most: int = CHECKED[
             if k >= experiment.initial:
                 times.append(between - start)
             if k + 1 in CHECKED:
-                errors.append(error_of(experiment, goal, points, p, world))
-    return Played(errors, float(np.median(times or [0.0])), float(np.mean(times or [0.0])))
+                errors[str(k + 1)] = error_of(experiment, goal, points, p, world)
+    return {"errors": errors, "seconds": float(np.mean(times or [0.0]))}
 
 
-def lacking(world: World, options: dict[str, Any], seed: int) -> float:
-    """What the recommended item lacks after answers about pairs that are spread evenly."""
+class Taste(NamedTuple):
+    """A utility, in sds over the cube, and its largest value."""
+
+    utility: Callable[[np.ndarray], np.ndarray]
+    largest: float
+
+    def prefers_second(self, pair: np.ndarray, luck: float) -> bool:
+        gain = CERTAINTY * float(np.diff(self.utility(pair))[0])
+        return luck < 1.0 / (1.0 + np.exp(-gain))
+
+    def lack(self, experiment: viper.Experiment) -> float:
+        return self.largest - float(self.utility(experiment.best().x[None])[0])
+
+
+def taste_of(world: World) -> Taste:
     many = qmc.Sobol(world.columns, seed=9).random(1 << 14)
     f = world.log_odds(many)
-    utility = lambda X: (world.log_odds(X) - f.mean()) / f.std()  # noqa: E731
-    random = np.random.default_rng([37, seed])
-    experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer")
-    experiment._fit = partial(fit_preferences, **PREFERENCE_MODEL | options)
-    for pair in qmc.Sobol(world.columns, seed=seed).random(2 * PAIRS).reshape(PAIRS, 2, -1):
-        gain = CERTAINTY * float(np.diff(utility(pair))[0])
-        experiment.tell(pair, "second" if random.random() < 1.0 / (1.0 + np.exp(-gain)) else "first")
-    return float(utility(many).max() - utility(experiment.best().x[None])[0])
+    return Taste(lambda X: (world.log_odds(X) - f.mean()) / f.std(), float((f.max() - f.mean()) / f.std()))
 
 
-def model_table(quick: bool) -> Table:
-    seeds = range(2 if quick else MODEL_SEEDS)
-    rows: list[list[str | float]] = []
+def compare(name: str, way: str, seed: int) -> dict[str, Any]:
+    """What the recommended item lacks, where the experiment asks."""
+    world = COMPARED[name]
+    taste, random = taste_of(world), np.random.default_rng([41, seed])
+    experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer", acquisition=way, random_state=seed)
+    errors, times = {}, []
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for word, options in MODELS.items():
-            found = [[lacking(world, options, seed) for seed in seeds] for world in UTILITIES.values()]
-            rows.append([word, *(f"{np.mean(one):.2f} ± {np.std(one, ddof=1) / len(one) ** 0.5:.2f}" for one in found)])
-    note = (
-        f"Utility that the recommended item lacks beside the best of 16,384, in sds, after {PAIRS} answers; "
-        f"{len(seeds)} seeds. The first row is the default."
-    )
-    return Table("prefer", ["model", *UTILITIES], rows, [note])
+        for k in range(CHECKED[-1]):
+            start = time.process_time()
+            pair = np.asarray(experiment.ask())
+            times.append(time.process_time() - start)
+            experiment.tell(pair, "second" if taste.prefers_second(pair, random.random()) else "first")
+            if k + 1 in CHECKED:
+                errors[str(k + 1)] = taste.lack(experiment)
+    return {"errors": errors, "seconds": float(np.mean(times[experiment.initial :]))}
 
 
-Found = dict[tuple[str, str, str], list[Played]]  # by goal, world and acquisition
+def lacking(name: str, model: str, seed: int) -> dict[str, Any]:
+    """What the recommended item lacks after answers about pairs that are spread evenly."""
+    world = UTILITIES[name]
+    taste = taste_of(world)
+    random = np.random.default_rng([37, seed])
+    experiment = viper.Experiment([(0.0, 1.0)] * world.columns, "prefer")
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        experiment._fit = partial(fit_preferences, **PREFERENCE_MODEL | MODELS[model])
+        for pair in qmc.Sobol(world.columns, seed=seed).random(2 * PAIRS).reshape(PAIRS, 2, -1):
+            experiment.tell(pair, "second" if taste.prefers_second(pair, random.random()) else "first")
+        return {"errors": {str(PAIRS): taste.lack(experiment)}, "seconds": 0.0}
 
 
-def run(quick: bool, device: str = "cpu", tables: str | None = None) -> Page:
-    wanted = [*GOALS, "prefer"] if tables is None else tables.split(";")
-    found = play_all(quick, wanted)
-    made = goal_tables(found, device) if found else []
-    made += [model_table(quick)] if "prefer" in wanted else []
-    return Page("Which question to ask next", made, [*GOALS, "prefer"])
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+ROWS = GOALS | {"compare": (tuple(COMPARED), WAYS), "prefer": (tuple(UTILITIES), tuple(MODELS))}
 
 
-def play_all(quick: bool, wanted: list[str]) -> Found:
-    found: Found = {}
-    for goal, (worlds, words) in GOALS.items():
-        if goal not in wanted:
-            continue
-        for name in worlds:
-            for word in words:
-                seeds = range(1 if quick else SEEDS)
-                found[goal, name, word] = [play(goal, name, word, seed, CHECKED[0 if quick else -1]) for seed in seeds]
-                last = np.mean([one.errors[-1] for one in found[goal, name, word]])
-                print(f"{goal}, {name}, {word}: {last:.3f}", flush=True)
-    return found
+def plan(goals: list[str], quick: bool, seeds: int | None) -> Iterator[tuple[str, str, str, int]]:
+    """What to run: goals, worlds, acquisition functions or models, and seeds; seed by seed."""
+    for goal in goals:
+        worlds, words = ROWS[goal]
+        most = (2 if quick else MODEL_SEEDS) if goal == "prefer" else 1 if quick else seeds or SEEDS
+        for seed in range(most):
+            yield from ((goal, name, word, seed) for name in worlds for word in words)
 
 
-def goal_tables(found: Found, device: str) -> list[Table]:
-    tables = []
-    after = CHECKED[: len(next(iter(found.values()))[0].errors)]
-    for goal, (worlds, words) in GOALS.items():
-        if goal not in {goal for goal, _, _ in found}:
-            continue
-        rows: list[list[str | float]] = []
-        for word in words:
-            if not all((goal, name, word) in found for name in worlds):
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of all goals; one that an interruption cut short is left out."""
+    lines = []
+    for file in sorted(folder.glob("*.jsonl")):
+        for text in file.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
                 continue
-            row: list[str | float] = [word]
-            for name in worlds:
-                for k in range(len(after)):
-                    errors = np.array([one.errors[k] for one in found[goal, name, word]])
-                    spread = f" ± {errors.std(ddof=1) / np.sqrt(len(errors)):.3f}" if len(errors) > 1 else ""
-                    row.append(f"{errors.mean():.3f}{spread}")
-            asked = [one.mean for name in worlds for one in found[goal, name, word]]
-            count = min(len(found[goal, name, word]) for name in worlds)
-            rows.append([*row, "" if word in ("sobol", "random") else f"{np.mean(asked):.2f}", str(count)])
-        columns = ["acquisition", *[f"{name}, {n}" for name in worlds for n in after], "seconds", "seeds"]
-        tables.append(Table(goal, columns, rows, []))
-    tables[-1].notes.extend(
-        [
-            "± standard error of the mean over seeds. Columns: the world, and the number of answers. Seconds: "
-            "processor time of an ask, with the fit of the model to all answers, mean over all trials. The first row "
-            "of each table is the default.",
-            machine(device),
-        ]
-    )
-    return tables
+    return lines
+
+
+def fill(folder: Path, wanted: Iterable[tuple[str, str, str, int]]) -> None:
+    """Run what is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {(x["goal"], x["world"], x["way"], x["seed"]) for x in read_lines(folder)}
+    for goal, name, word, seed in wanted:
+        if (goal, name, word, seed) in done:
+            continue
+        by = {"prefer": lacking, "compare": compare}.get(goal, partial(play, goal))
+        found = by(name, word, seed)
+        line = {"goal": goal, "world": name, "way": word, "seed": seed, **found}
+        with (folder / f"{goal}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"{goal}, {name}, {word}, seed {seed}: {found['errors']}", flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def goal_table(goal: str, lines: list[dict[str, Any]]) -> Table:
+    """Mean errors with their standard errors, of the seeds that all rows have."""
+    worlds, words = ROWS[goal]
+    found = {(x["world"], x["way"], x["seed"]): x for x in lines if x["goal"] == goal}
+    seeds = sorted({x["seed"] for x in found.values()})
+    seeds = [s for s in seeds if all((name, word, s) in found for name in worlds for word in words)]
+    after = (PAIRS,) if goal == "prefer" else CHECKED
+    rows: list[list[str | float]] = []
+    for word in words if seeds else ():
+        row: list[str | float] = [word]
+        for name in worlds:
+            for k in after:
+                errors = np.array([found[name, word, s]["errors"][str(k)] for s in seeds])
+                spread = f" ± {errors.std(ddof=1) / np.sqrt(len(errors)):.3f}" if len(errors) > 1 else ""
+                row.append(f"{errors.mean():.3f}{spread}")
+        asked = np.mean([found[name, word, s]["seconds"] for name in worlds for s in seeds])
+        rows.append(row if goal == "prefer" else [*row, "" if word in ("sobol", "random") else f"{asked:.2f}"])
+    if goal == "prefer":
+        note = f"Utility that the recommended item lacks beside the best of 16,384, in sds, after {PAIRS} answers"
+        return Table(goal, ["model", *UTILITIES], rows, [f"{note}; {len(seeds)} seeds. The first row is the default."])
+    columns = ["acquisition", *[f"{name}, {k}" for name in worlds for k in after], "seconds"]
+    what = "Utility that the recommended item lacks, in sds; " if goal == "compare" else ""
+    return Table(goal, columns, rows, [f"{what}{len(seeds)} seeds."])
+
+
+def run(
+    quick: bool,
+    device: str = "cpu",
+    tables: str | None = None,
+    scratch: str | None = None,
+    seeds: int | None = None,
+) -> Page:
+    wanted = list(ROWS) if tables is None else tables.split(";")
+    folder = Path(scratch) if scratch else Path(tempfile.mkdtemp()) if quick else KEPT
+    fill(folder, plan(wanted, quick, seeds))
+    lines = read_lines(folder)
+    made = [table for table in (goal_table(goal, lines) for goal in ROWS) if table.rows]
+    made[0].notes += [
+        "± standard error of the mean over seeds, which are the same in all rows of a table. Columns: the world, and "
+        "the number of answers. Seconds: processor time of an ask, with the fit of the model to all answers, mean over "
+        "all trials. The first row of each table is the default.",
+        machine(device),
+    ]
+    return Page("Which question to ask next", made, list(ROWS))

@@ -264,7 +264,8 @@ class Viper:
         self.problem = problem
         bounds: Any = [(0.0, 1.0)] * problem.inputs
         goal = GOALS[problem.task]
-        self.experiment = viper.Experiment(bounds, goal, threshold=TARGET, initial=problem.first, random_state=seed)
+        threshold = TARGET if goal == "threshold" else None
+        self.experiment = viper.Experiment(bounds, goal, threshold=threshold, initial=problem.first, random_state=seed)
         if options is not None:
             self.experiment._fit = partial(fit_preferences, standardize=False, random_state=0, **options)
         self.items = 2 if problem.task in PAIRED else 1
@@ -314,12 +315,19 @@ def viper_method(asking: str = "") -> Method:
     return Method(lambda problem, seed: Viper(problem, seed, asking), tuple(x for x in GOALS if x != "probability"))
 
 
+def averaged(problem: Problem, seed: int) -> Viper:
+    learner = Viper(problem, seed)
+    learner.experiment.acquisition = "best-averaged"
+    return learner
+
+
 def preference_model(**options: Any) -> Method:
     return Method(lambda problem, seed: Viper(problem, seed, options=options), ("probability",))
 
 
 METHODS: dict[str, Method] = {
     "viper": viper_method(),
+    "viper, best-averaged": Method(averaged, ("preference",)),
     "viper's model, Sobol": viper_method("Sobol"),
     "viper's model, random": viper_method("random"),
     "viper, defaults": preference_model(),
@@ -494,7 +502,11 @@ NOTES = {
         '"As in an experiment" is without a linear part and with priors="short"; "no priors" is one lengthscale and an '
         "output scale by maximum likelihood, without a linear part.",
     ],
-    "preference": ["Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error."],
+    "preference": [
+        "Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error.",
+        'viper asks for the pair with the expected best of the mixture over hyperparameters, "best-averaged" for that '
+        "with the largest average of the expected best over them.",
+    ],
 }
 
 

@@ -231,6 +231,7 @@ def test_what_is_left_is_the_expected_share_of_errors(mixed):
 
 @pytest.mark.parametrize("columns", ["dose", ("dose", "rate")])
 def test_pictures_show_the_estimate_and_the_answers(mixed, columns):
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
     ax = viper.plot.experiment(mixed, columns=columns, at={"catalyst": "a"}, size=9, ax=Figure().subplots())
@@ -238,6 +239,8 @@ def test_pictures_show_the_estimate_and_the_answers(mixed, columns):
     assert ax.get_xlabel() == "dose"
     dots = np.concatenate([one.get_offsets() for one in ax.collections if len(one.get_offsets())])
     assert {round(float(x), 6) for x in mixed.answers[0]["dose"]} <= {round(float(x), 6) for x in dots[:, 0]}
+    # answers at the bounds are not cut off
+    assert not any(one.get_clip_on() for one in ax.collections if isinstance(one, PathCollection))
     if one:
         x, y = ax.lines[0].get_data()
         middle = viper.report.views.experiment_grid(mixed, columns, {"catalyst": "a"}, 0.95, 9)
@@ -369,6 +372,16 @@ def test_a_file_with_a_function_needs_it_again(tmp_path):
         viper.load(tmp_path / "run.viper", kernel=1)
 
 
+def test_files_with_a_threshold_that_nothing_used_still_load(tmp_path):
+    from viper.data.model_file import write_tensors
+    from viper.decisions.experiment_file import EXPERIMENT, pack_experiment
+
+    state = pack_experiment(viper.Experiment([(0.0, 1.0)], "learn"))
+    state.metadata["options"].update(threshold=0.75)
+    write_tensors(tmp_path / "run.viper", EXPERIMENT, *state)
+    assert viper.load(tmp_path / "run.viper").goal == "learn"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -416,10 +429,17 @@ def test_a_changed_file_is_refused(tmp_path, change, message):
         ({"goal": "minimise"}, "goal='minimise' needs outcome='real'; got 'binary'"),
         ({"outcome": "real"}, "outcome='real' needs goal='maximise' or 'minimise'; got 'threshold'"),
         ({"outcome": "count"}, "outcome must be one of"),
+        ({"goal": "maximise", "threshold": 0.75}, "for goal='threshold'; got 0.75 with goal='maximise'. Leave it out"),
+        ({"goal": "prefer", "threshold": 0.5}, "threshold is for goal='threshold'; got 0.5 with goal='prefer'"),
         ({"threshold": 1.0}, "threshold must lie strictly between 0 and 1"),
         ({"initial": 0}, "initial must be a whole number from 1 on; got 0"),
         ({"stop": -1.0}, "stop must be a positive number; got -1.0"),
         ({"acquisition": "ucb"}, "acquisition must be one of .*; got 'ucb'"),
+        ({"acquisition": ["straddle"]}, r"acquisition must be one of .*; got \['straddle'\]"),
+        (
+            {"goal": "maximise", "outcome": "real", "acquisition": "ucb"},
+            r"one of \['auto', 'improvement'\] for outcome='real'; got 'ucb'",
+        ),
         ({"random_state": "a"}, "random_state must be a whole number from 0 on; got 'a'"),
         ({"constraints": [3]}, "a constraint must be a function of a point, or a pair"),
         ({"constraints": [([1.0], 2.0)]}, "a constraint must have 2 finite weights"),
@@ -454,10 +474,10 @@ def test_bad_options_get_one_clear_error(given, message):
         (lambda e: e.tell("here", 1), "points must be a table, an array or dictionaries; got str"),
         (lambda e: e.tell({"x": 0.5, "kind": "a"}, 0.3), "an answer must be 0 or 1; got 0.3"),
         (lambda e: e.tell({"x": 0.5, "kind": "a"}, [1, 0]), "an answer for every point, 1; got 2"),
-        (lambda e: e.tell({"x": 0.5, "kind": "a"}, 1, failed=True), "failed is for outcome='real'"),
+        (lambda e: e.tell({"x": 0.5, "kind": "a"}, 1, failed=True), "failed is for outcome='real'; got True"),
         (lambda e: e.cancel({"x": 0.5, "kind": "a"}), "x must be a point that awaits its answer"),
         (lambda e: e.estimate({"x": 0.5, "kind": "a"}), "the experiment needs answers first; got none"),
-        (lambda e: e.best(), "needs goal='maximise'; got 'threshold'"),
+        (lambda e: e.best(), r"best\(\) is for goals that seek a point; got goal='threshold'. Use estimate"),
     ],
 )
 def test_bad_points_and_answers_get_one_clear_error(act, message):
@@ -512,6 +532,8 @@ def test_preferences_are_about_two_different_points():
         experiment.tell(({"x": 0.5}, {"x": 0.5}), "first")
     with pytest.raises(TypeError, match="must be about a pair of points, as `ask` returns it; got one"):
         experiment.tell({"x": 0.5}, "first")
+    with pytest.raises(ValueError, match="failed is for outcome='real'; got 'second' with goal='prefer'"):
+        experiment.tell(({"x": 0.5}, {"x": 0.2}), "first", "second")
 
 
 def test_ties_alone_are_learned_without_a_warning():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.special import expit, logit
+from scipy.stats import norm
 from sklearn.base import clone
 from tolerances import TOLERANCE
 
@@ -223,6 +224,29 @@ def test_information_and_expected_best_are_integrals(fitted, averaged):
         np.testing.assert_allclose(model.predict_information(A, B), information, atol=1e-9)
         best = mean[:, 1].numpy() + normal_average(d, v, lambda x: np.maximum(x, 0.0))
         np.testing.assert_allclose(ExpectedBest(model)(pairs), best, atol=1e-6)
+
+
+def test_the_expected_best_may_be_averaged_over_hyperparameters(averaged):
+    """E max given each component, by quadrature; pending pairs condition each component."""
+    process, expected = averaged._process(), 0.0
+    assert len(process.weights) > 1
+    for weight, part in zip(process.weights, process.parts, strict=True):
+        with torch.no_grad():
+            rows = part.rows(torch.from_numpy(np.stack([A, B], 1).reshape(-1, A.shape[1])))
+            d, v = (x.numpy() for x in difference(rows.mean.reshape(-1, 2), part.among(rows, 2)))
+        better = normal_average(d, v, lambda x: np.maximum(x, 0.0))
+        expected = expected + float(weight) * (rows.mean.reshape(-1, 2)[:, 1].numpy() + better)
+    pairs = np.stack([A, B], 1)
+    found = ExpectedBest(averaged, average="values")
+    # the grid leaves 1e-7 of the kink
+    np.testing.assert_allclose(found(pairs), expected, atol=1e-6)
+    pending = ExpectedBest(averaged, average="values", pending=np.vstack([A[4], B[4]]))
+    assert (pending(pairs) <= found(pairs) + 1e-12).all()
+    assert pending(pairs)[4] < found(pairs)[4] - 1e-3
+    X = torch.from_numpy(pairs[:2]).requires_grad_(True)
+    assert torch.autograd.gradcheck(pending, X, atol=1e-6)
+    with pytest.raises(ValueError, match=r"average must be one of .*; got 'mean'"):
+        ExpectedBest(averaged, average="mean")
 
 
 @pytest.mark.parametrize("kind", [PairInformation, ExpectedBest])
@@ -506,6 +530,20 @@ def test_an_experiment_finds_what_is_preferred(experiment):
     assert progress.answers == 20
     assert 0.0 < progress.information < np.log(2.0)
     assert progress.left > 0.0
+
+
+def test_utilities_of_an_experiment_are_those_less_their_average(experiment):
+    """C d with d = e_x - 1/r over r reference items, by the joint covariance of all of them."""
+    points = [{"sugar": 0.4, "milk": 0.9}, {"sugar": 1.0, "milk": 0.0}]
+    found = experiment.estimate(points, level=0.5)
+    X = np.vstack([experiment.columns(points), experiment._reference()])
+    mean, C = experiment.model.predict_latent(X, return_cov=True)
+    d = np.hstack([np.eye(2), np.full((2, len(X) - 2), -1.0 / (len(X) - 2))])
+    np.testing.assert_allclose(found.mean, d @ mean, atol=TOLERANCE["roundoff"])
+    width = 2.0 * norm.ppf(0.75) * np.sqrt((d @ C @ d.T).diagonal())
+    np.testing.assert_allclose(found.upper - found.lower, width, atol=TOLERANCE["special"])
+    many = [points[0]] * 1_500  # more than are computed at once
+    np.testing.assert_allclose(experiment.estimate(many, level=0.5).upper, found.upper[0], atol=TOLERANCE["special"])
 
 
 @pytest.mark.parametrize("columns", ["sugar", ("sugar", "milk")])

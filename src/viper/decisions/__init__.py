@@ -1,4 +1,4 @@
-"""Decisions: bandits that log what they did, and what another policy would have earned."""
+"""Decisions: bandits and what another policy would have earned; rows to label and pairs to compare next."""
 
 from viper.decisions.bandit import Bandit, Choice, Log
 from viper.decisions.evaluation import Evaluation, evaluate

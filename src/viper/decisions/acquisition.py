@@ -1,13 +1,13 @@
-"""Acquisition functions: what it is worth to ask for the label at x, where a model says f(x) ~ N(ϑ, τ²), p = s(f).
+"""Acquisition functions: what the label at x would be worth, where a model says f(x) ~ N(ϑ, τ²), p = s(f).
 
-Each is a callable: of a tensor, batches × q points × columns, it returns a number for each batch, with gradients in the
-points; of an array, points × columns, a number for each point. Larger is better. `botorch.optim.optimize_acqf` takes
-them as they are. Without batches all but the look-aheads depend on ϑ and τ² alone and are exact: closed forms, but for
-the expected improvement and the information about the maximum, which are one-dimensional integrals to 1e-12.
+Each is a callable. Given a tensor, batches × q points × columns, it returns a number for each batch, with gradients in
+the points; given an array, points × columns, a number for each point. Larger is better, and `optimize_acqf` of BoTorch
+takes them as they are. For single points, all but the look-aheads depend on ϑ and τ² alone and are exact: closed forms,
+except for the expected improvement and the information about the maximum, one-dimensional integrals to 1e-12.
 
-Several points at once, q > 1: expected and probability of improvement are those of the best of them, by joint draws.
-All others count each point given the labels of those before it, which are worth a precision of h = E s'(f) whatever
-they will be; so do `pending` points, whose labels are still to come (`viper.decisions.latent`).
+For several points, q > 1, the expected improvement and the probability of improvement are those of the best of them, by
+joint draws. All others value each point as if the points before it, and `pending` points, were labelled: whatever a
+label will be, it adds a precision of h = E s'(f) (`viper.decisions.latent`).
 """
 
 import math
@@ -43,16 +43,16 @@ BATCH_DRAWS = 256  # joint draws of a batch
 
 
 class Acquisition:
-    """A function of points, larger where a label is worth more. The others of this module are of this kind.
+    """A function of points, larger where a label is worth more. All others in this module derive from it.
 
     Parameters
     ----------
     model : VariationalGPClassifier or gpytorch.models.GP
         Fitted, of two classes; a GPyTorch model trained with `viper.gpytorch.LogitLikelihood`.
     reference : tensor or array (r, columns), optional
-        Points over which a function averages.
+        Points over which the function averages.
     pending : tensor or array (k, columns), optional
-        Points whose labels are still to come.
+        Points that await their labels.
     """
 
     _log: ClassVar[bool] = False  # BoTorch asks
@@ -65,7 +65,7 @@ class Acquisition:
         self.set_X_pending(pending)
 
     def set_X_pending(self, X_pending: Any = None) -> None:
-        """Set the points whose labels are still to come; BoTorch calls it between the points of a batch."""
+        """Set the points that await their labels; BoTorch calls this between the points of a batch."""
         self.X_pending = None if X_pending is None else self._read_points(X_pending, "pending")
         if self.X_pending is not None and not len(self.X_pending):
             self.X_pending = None
@@ -123,9 +123,9 @@ class Acquisition:
 
 
 class Information(Acquisition):
-    """H(E p) - E H(p), in nats: what a label tells about f, called BALD. In closed form.
+    """H(E p) - E H(p), in nats: what a label says about f, called BALD. In closed form.
 
-    For a batch it is what its labels tell, one after the other.
+    For a batch, the sum over its points, each given the labels of those before it.
     """
 
     def of_point(self, mean: Tensor, variance: Tensor, across: Tensor, reference: Tensor, i: int) -> Tensor:
@@ -144,7 +144,7 @@ class ThresholdAcquisition(Acquisition):
 
 
 class Straddle(ThresholdAcquisition):
-    """`spread` · τ - |ϑ - b|, b = logit(threshold): near the threshold, and not known.
+    """`spread` · τ - |ϑ - b|, b = logit(threshold): large near the threshold and where f is uncertain.
 
     Parameters
     ----------
@@ -178,10 +178,10 @@ class LevelSetUncertainty(ThresholdAcquisition):
 
 
 class LookAhead(Acquisition):
-    """How much a measure of what is not known, averaged over reference points, is expected to fall by a label.
+    """How much a label is expected to lower a measure of uncertainty, averaged over reference points.
 
-    f given a yes or a no has the moments of `viper.softplus.improvement.after_answer`, and is treated as Gaussian with
-    these. Both answers count by their chance.
+    Given a yes or a no, f has the moments of `viper.softplus.improvement.after_answer` and is treated as Gaussian. The
+    two answers are weighted by their probabilities.
     """
 
     def __init__(self, model: Any, reference: Any, *, pending: Any = None) -> None:
@@ -190,7 +190,7 @@ class LookAhead(Acquisition):
         super().__init__(model, reference=reference, pending=pending)
 
     def measure(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """What is not known at points where f ~ N(mean, variance)."""
+        """The uncertainty at points where f ~ N(mean, variance)."""
         raise NotImplementedError
 
     def of_point(self, mean: Tensor, variance: Tensor, across: Tensor, reference: Tensor, i: int) -> Tensor:
@@ -209,10 +209,10 @@ class LookAhead(Acquisition):
 
 
 class LevelSetLookAhead(LookAhead):
-    """How much smaller a label is expected to make the share of the reference points on the wrong side of a threshold.
+    """By how much a label is expected to lower the share of reference points on the wrong side of a threshold.
 
-    A point is on the wrong side with probability Φ(-|ϑ - b|/τ), b = logit(threshold). Or, if `measure` is "entropy",
-    how many nats the label is expected to tell about the side of a point.
+    A point is on the wrong side with probability Φ(-|ϑ - b|/τ), b = logit(threshold). With ``measure="entropy"``, how
+    many nats the label is expected to add about the side of a point.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class LevelSetLookAhead(LookAhead):
 
 
 class ProbabilityLookAhead(LookAhead):
-    """How much smaller a label is expected to make the variance of p, on average over the reference points.
+    """By how much a label is expected to lower the variance of p, on average over the reference points.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ class UpperConfidenceBound(Acquisition):
 
 
 class ImprovementAcquisition(Acquisition):
-    """Asks where p may be above `best`; a batch by joint draws."""
+    """Looks for p above `best`; batches by joint draws."""
 
     def __init__(
         self, model: Any, best: float, *, draws: int = BATCH_DRAWS, random_state: int = 0, pending: Any = None
@@ -372,9 +372,9 @@ class PosteriorDraw(Acquisition):
 
 
 class MaximumInformation(Acquisition):
-    """H(E q) - E H(q) with q = E[p | p ≤ p*], in nats: what a label tells about the largest probability p*.
+    """H(E q) - E H(q) with q = E[p | p ≤ p*], in nats: what a label says about the largest probability p*.
 
-    p* is drawn, by f at reference points together; given p*, f is a normal cut off there, of which E s(f) is a
+    p* comes from joint draws of f at reference points. Given p*, f is a normal cut off there, whose E s(f) is a
     one-dimensional integral to 1e-12.
 
     Parameters

@@ -15,7 +15,14 @@ from viper.data.model_file import write_tensors
 from viper.decisions import acquisition as acquisitions
 from viper.decisions import experiment_file
 from viper.decisions.inputs import Inputs
-from viper.decisions.preferences import ANSWERS, ExpectedBest, PairInformation, PairInputs, fit_preferences
+from viper.decisions.preferences import (
+    ANSWERS,
+    ExpectedBest,
+    PairInformation,
+    PairInputs,
+    centred_utilities,
+    fit_preferences,
+)
 from viper.decisions.regression import GaussianRegression, Moments, expected_gain
 from viper.errors import shown
 from viper.gp.classifier import VariationalGPClassifier
@@ -27,10 +34,10 @@ GOALS = ("maximise", "minimise", "threshold", "learn", "prefer")
 OUTCOMES = ("binary", "real")
 REFERENCE = 512  # points over which look-aheads average
 REFERENCE_SEED = 20_240_607
-EVERY_TIME = 100  # up to which hyperparameters are searched for anew at every ask; then, whenever there are 10 % more
+EVERY_TIME = 100  # answers up to which every ask searches for hyperparameters; beyond, whenever there are 10 % more
 MORE_ROWS = 1.1
 LARGEST_MEASUREMENT = 1e150  # its square is still a number
-# Averaged over hyperparameters around one mode, which takes a third of the time of the default
+# One start in place of five, and one family of kernels: a third of the time of the default
 EXPERIMENT_MODEL: dict[str, Any] = {
     "mean": "constant",
     "lengthscales": "many",
@@ -39,22 +46,22 @@ EXPERIMENT_MODEL: dict[str, Any] = {
     "random_state": 0,
     "verbose": False,
 }
-# A linear part is least known between opposite corners: they would be compared again and again
+# With a linear part the utilities at opposite corners are the least certain: an experiment would compare them forever
 PREFERENCE_MODEL: dict[str, Any] = {"mean": "zero", "priors": "short", "standardize": False, "random_state": 0}
 
 
 class Best(NamedTuple):
-    """The best point by what is known."""
+    """The point held to be the best so far."""
 
     x: Any  # a dictionary, or an array if inputs have no names
-    mean: float  # its probability of a yes; or the expected measurement
+    mean: float  # its probability of a yes, expected measurement, or utility
     interval: tuple[float, float]
 
 
 class PointEstimate(NamedTuple):
     """What is known at points."""
 
-    mean: np.ndarray  # the probability of a yes; or the expected measurement
+    mean: np.ndarray  # the probability of a yes, the expected measurement, or the utility less its average
     lower: np.ndarray
     upper: np.ndarray
     above: np.ndarray | None = None  # the probability that p lies above the threshold
@@ -67,16 +74,17 @@ class ExperimentProgress(NamedTuple):
     answers: int
     pending: int
     information: float  # nats that the best next answer is expected to tell about what is sought
-    left: float  # what is not known: see `Experiment.progress`
+    left: float  # what is still unknown: see `Experiment.progress`
 
 
 class Experiment:
-    """Ask for the points whose answers tell most about what you seek, and learn from the answers.
+    """Ask about the points whose answers say most about what you are looking for, and learn from the answers.
 
-    Answers are yes or no, 1 or 0, and p(x) is the probability of a yes, with a Gaussian process for its log-odds
-    (`VariationalGPClassifier`, averaged over hyperparameters). Or, with ``outcome="real"``, they are measurements, and
-    runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer which of them is better:
-    "first", "second" or "tie". Points have utilities then (`VariationalPreferenceGP`), in log-odds.
+    Answers are yes or no, 1 or 0. The log-odds of p(x), the probability of a yes, are a Gaussian process
+    (`VariationalGPClassifier`, averaged over hyperparameters). With ``outcome="real"`` answers are measurements, and
+    runs may fail. With ``goal="prefer"`` a question is a pair of points, and the answer says which is better: "first",
+    "second" or "tie". Each point then has a utility, in log-odds (`VariationalPreferenceGP`). Only differences of
+    utilities can be learned, so `estimate` and `best` give them less their average over all inputs.
 
     Parameters
     ----------
@@ -84,10 +92,10 @@ class Experiment:
         The inputs, by name: ``{"dose": (0, 10), "rate": (0.01, 1, "log"), "shots": (1, 5, "integer"), "catalyst":
         ["a", "b"]}``. A list of (low, high), if points are to be arrays. A list of two numbers is a range.
     goal : {"threshold", "maximise", "learn", "prefer", "minimise"}
-        Find where p crosses `threshold`; where p, or a measurement, is largest; learn p everywhere; or find the point
-        that is preferred to all others. "minimise" is for measurements.
-    threshold : float, default 0.5
-        The probability sought by ``goal="threshold"``.
+        Find where p crosses `threshold`; find where p, or a measurement, is largest; learn p everywhere; or find the
+        point that is preferred to all others. "minimise" is for measurements.
+    threshold : float, optional
+        The probability sought by ``goal="threshold"``; by default 0.5.
     outcome : {"binary", "real"}, default "binary"
     constraints : list, optional
         Functions of a point that say whether it is allowed, and pairs (weights, most) for Σ weights · x <= most, with
@@ -97,7 +105,7 @@ class Experiment:
     acquisition : str, default "auto"
         How to choose: see the table of the guide. "auto" is the first of the goal's.
     stop : float, optional
-        `done` is true once the best next answer is expected to tell less than so many nats about what is sought.
+        `done` becomes true once the best next answer is expected to say less than this about what is sought, in nats.
     random_state : int, default 0
         The same seed and the same answers give the same questions.
 
@@ -117,7 +125,7 @@ class Experiment:
         bounds: Any,
         goal: str = "threshold",
         *,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         outcome: str = "binary",
         constraints: Any = (),
         initial: int | None = None,
@@ -133,19 +141,23 @@ class Experiment:
         if outcome == "real" and goal not in ("maximise", "minimise"):
             raise ValueError(f"outcome='real' needs goal='maximise' or 'minimise'; got {goal!r}.")
         words = ACQUISITIONS["real" if outcome == "real" else goal]
-        if acquisition != "auto" and acquisition not in words:
-            raise ValueError(f"acquisition must be one of {['auto', *words]} for {goal=}; got {shown(acquisition)}.")
+        if acquisition not in ["auto", *words]:
+            asked = f"{outcome=}" if outcome == "real" else f"{goal=}"
+            raise ValueError(f"acquisition must be one of {['auto', *words]} for {asked}; got {shown(acquisition)}.")
+        if threshold is not None and goal != "threshold":
+            raise ValueError(f"threshold is for goal='threshold'; got {shown(threshold)} with {goal=}. Leave it out.")
         if outcome == "real" and stop is not None:
             raise ValueError(f"stop is for yes/no answers and preferences; got {shown(stop)} with outcome='real'.")
         self.items = Inputs(bounds, constraints)
         self.inputs = PairInputs(self.items) if goal == "prefer" else self.items  # of a question
         self.goal, self.outcome, self.acquisition = goal, outcome, acquisition
-        self.level = acquisitions.log_odds_of(threshold, "threshold")
-        self.threshold = float(threshold)
+        self.threshold = 0.5 if threshold is None else threshold
+        self.level = acquisitions.log_odds_of(self.threshold, "threshold")
+        self.threshold = float(self.threshold)
         self.initial = 2 * len(self.items) + 2 if initial is None else read_whole(initial, "initial", 1)
         self.stop = None if stop is None else acquisitions.positive_number(stop, "stop")
         self.random_state = read_whole(random_state, "random_state", 0)
-        self._x = np.zeros((0, len(self.inputs)))  # numbers of the points with answers, in the order of the answers
+        self._x = np.zeros((0, len(self.inputs)))  # numbers of the points that have answers
         self._y = np.zeros(0)  # NaN for runs that failed
         self._pending = np.zeros((0, len(self.inputs)))
         self._asked = 0
@@ -158,13 +170,13 @@ class Experiment:
     def ask(self, n: int | None = None) -> Any:
         """The next point, or the next n points as a table (an array, if inputs have no names).
 
-        Points that were asked for before and have no answers yet are taken into account.
+        Questions that are still open are taken into account.
         """
         count = 1 if n is None else read_whole(n, "n", 1)
         before = self._asked, self._pending
         try:
             found = np.stack([self._next() for _ in range(count)])
-        except BaseException:  # an interruption too: all questions are open, or none
+        except BaseException:  # an interrupt too: either all n questions are open, or none
             self._asked, self._pending = before
             raise
         return self.inputs.point(found[0]) if n is None else self.inputs.values(found)
@@ -180,7 +192,7 @@ class Experiment:
         return point
 
     def _known(self, seed: int) -> np.ndarray:
-        """Questions to try beside those that a search tries: earlier ones, or the best point beside others."""
+        """Extra candidates for the search: earlier questions; of pairs, the best item so far against many others."""
         return self.inputs.rivals(self._best_numbers(), seed) if isinstance(self.inputs, PairInputs) else self._x
 
     def _seed(self, k: int) -> int:
@@ -191,7 +203,7 @@ class Experiment:
         return words[next(iter(words)) if self.acquisition == "auto" else self.acquisition](self)
 
     def tell(self, x: Any, y: Any, failed: Any = None) -> "Experiment":
-        """Learn from answers: of one point or of many, asked for or not, in any order.
+        """Learn from answers about one point or many, in any order, whether `ask` proposed them or not.
 
         Parameters
         ----------
@@ -219,15 +231,16 @@ class Experiment:
     def _read_answers(self, y: Any, failed: Any, count: int) -> np.ndarray:
         y = y.tolist() if isinstance(y, np.ndarray | torch.Tensor) else y
         given = [y] * count if y is None else [y] if np.ndim(y) == 0 else list(y)
+        if failed is not None and self.outcome == "binary":
+            fix = "Pass the two points as one pair." if self.goal == "prefer" else "Leave those runs out."
+            raise ValueError(f"failed is for outcome='real'; got {shown(failed)} with goal={self.goal!r}. {fix}")
         if self.goal == "prefer":
-            if wrong := [one for one in [*given, *([] if failed is None else [failed])] if one not in list(ANSWERS)]:
+            if wrong := [one for one in given if one not in list(ANSWERS)]:
                 raise ValueError(
                     f"an answer must be one of {list(ANSWERS)}; got {shown(wrong[0])}. Which of the pair is better?"
                 )
             return np.array([ANSWERS[str(one)] for one in given])
         if self.outcome == "binary":
-            if failed is not None:
-                raise ValueError("failed is for outcome='real'; got it with yes/no answers. Leave those runs out.")
             return np.array([checked_answer(value) for value in given])
         lost = [False] * len(given) if failed is None else [failed] if np.ndim(failed) == 0 else list(failed)
         if len(lost) != len(given):
@@ -237,7 +250,7 @@ class Experiment:
         return np.array([math.nan if f else checked_value(v) for v, f in zip(given, lost, strict=True)])
 
     def cancel(self, x: Any = None) -> "Experiment":
-        """Give up waiting for the answers of points; of all, if none are given."""
+        """Stop waiting for the answers about these points; by default, about all that are pending."""
         if x is None:
             self._pending = self._pending[:0]
             return self
@@ -253,7 +266,10 @@ class Experiment:
 
     @property
     def model(self) -> Any:
-        """The fitted VariationalGPClassifier: of the answers, or of which runs fail. It sees `columns` of points."""
+        """The model fitted to the answers so far; for measurements, that of which runs succeed.
+
+        A VariationalGPClassifier, or for ``goal="prefer"`` a VariationalPreferenceGP. It takes `columns(x)`, not x.
+        """
         answers = np.isfinite(self._y) if self.outcome == "real" else self._y
         answers = answers if self.goal == "prefer" else answers.astype(int)
         if not len(answers):
@@ -263,7 +279,7 @@ class Experiment:
         return self._fitted[1]
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> Any:
-        """A function of the answers alone: hyperparameters by the first k of them, and the posterior by all."""
+        """Hyperparameters from the first k answers, the posterior from all of them; from nothing but the answers."""
         if self.goal == "prefer":
             return fit_preferences(X, y, **PREFERENCE_MODEL)
         k = searched_rows(len(y))
@@ -275,7 +291,7 @@ class Experiment:
         return copy.deepcopy(self._searched[1]).partial_fit(X[k:], y[k:])
 
     def columns(self, x: Any) -> np.ndarray:
-        """Points as `model` sees them."""
+        """Points as the columns that `model` takes."""
         return self.items.columns(self.items.read(x))
 
     @property
@@ -285,11 +301,11 @@ class Experiment:
 
     @property
     def pending(self) -> Any:
-        """Points that await their answers."""
+        """Questions that are still open."""
         return self.inputs.values(self._pending)
 
     def estimate(self, x: Any, level: float = 0.95) -> PointEstimate:
-        """What is known at points: the probability of a yes with its interval, or a measurement with its interval."""
+        """The probability of a yes, the measurement or the utility at points, with intervals."""
         columns = self.columns(x)
         z = half_width(level)
         if self.outcome == "real":
@@ -303,7 +319,7 @@ class Experiment:
             )
         model = self.model
         if self.goal == "prefer":
-            mean, sd = model.predict_latent(columns)
+            mean, sd = centred_utilities(model, columns, self._reference())
             return PointEstimate(mean, mean - z * sd, mean + z * sd)
         low, high = model.predict_interval(columns, level).T
         above = None
@@ -313,9 +329,9 @@ class Experiment:
         return PointEstimate(model.predict_proba(columns)[:, 1], low, high, above)
 
     def best(self, level: float = 0.95) -> Best:
-        """The point with the largest expected p; or measurement, times the chance that the run succeeds."""
+        """The point with the largest expected p or utility; or measurement, times the chance to succeed."""
         if self.goal not in ("maximise", "minimise", "prefer"):
-            raise ValueError(f"best() needs goal='maximise'; got {self.goal!r}. Use estimate().")
+            raise ValueError(f"best() is for goals that seek a point; got goal={self.goal!r}. Use estimate().")
         numbers = self._best_measured() if self.outcome == "real" else self._best_numbers()
         found = self.estimate(self.items.values(numbers[None]), level)
         return Best(self.items.point(numbers), float(found.mean[0]), (float(found.lower[0]), float(found.upper[0])))
@@ -330,10 +346,10 @@ class Experiment:
     # --- when to stop ---
 
     def information(self) -> float:
-        """How many nats the best next answer is expected to tell about what is sought.
+        """How many nats the best next answer is expected to add to what is known about the goal.
 
-        "learn": about f at that point; "threshold": about the side of the threshold of a random point, "maximise":
-        about the largest p; "prefer": about the difference of a pair. Not for measurements.
+        "learn": about the log-odds at that point; "threshold": about which side of the threshold a random point is on;
+        "maximise": about the largest p; "prefer": about the difference between the two items. Not for measurements.
         """
         if self.outcome == "real":
             raise ValueError("information() is about yes/no answers; got outcome='real'. Watch best().")
@@ -342,14 +358,15 @@ class Experiment:
 
     @property
     def done(self) -> bool:
-        """Whether the best next answer is expected to tell less than `stop`; never without `stop`."""
+        """Whether the best next answer is expected to add less than `stop`. Without `stop`, always false."""
         return self.stop is not None and len(self._x) >= self.initial and self.information() < self.stop
 
     def progress(self) -> ExperimentProgress:
-        """Answers, points that await theirs, `information()`, and what is `left`.
+        """How many answers there are, how many are pending, `information()`, and what is `left` to learn.
 
-        `left` is, for "threshold", the share of the space that is expected to be on the wrong side; for "maximise", how
-        much larger the largest p is expected to be than that of `best()`; for "learn" the mean sd of p.
+        `left` is, for "threshold", the share of the space expected to be on the wrong side; for "maximise", by how much
+        the largest p is expected to exceed that of `best()`; for "prefer", the same of utilities; for "learn", the mean
+        sd of p.
         """
         return ExperimentProgress(len(self._x), len(self._pending), self.information(), self._left())
 
@@ -371,7 +388,7 @@ class Experiment:
         return self.items.columns(self.items.spread(REFERENCE, REFERENCE_SEED))
 
     def _by(self, make: Callable[..., Any], *given: Any, **options: Any) -> Callable[[np.ndarray], np.ndarray]:
-        """The acquisition as a function of points' numbers."""
+        """An acquisition function of the model, as a function of numbers."""
         pending = self.inputs.columns(self._pending) if len(self._pending) else None
         function = make(self.model, *given, pending=pending, **options)
         return lambda points: function(self.inputs.columns(points))
@@ -401,7 +418,7 @@ class Experiment:
         return moments if self.goal == "maximise" else Moments(-moments.mean, moments.sd)
 
     def _best_measured(self) -> np.ndarray:
-        """The point with the largest improvement on the worst measurement times its chance to succeed."""
+        """The point with the largest expected gain over the worst measurement, times its chance to succeed."""
         regression = self._regression
         worst = float(self._toward(regression.predict(regression.X.numpy())).mean.min())
 
@@ -428,7 +445,7 @@ class Experiment:
     # --- files ---
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write everything to one file, which `viper.load` reads. The loaded experiment goes on as this one would.
+        """Write everything to one file for `viper.load`. The loaded experiment goes on exactly as this one would.
 
         Constraints that are functions are not written; pass them to `viper.load(path, constraints=[...])`.
         """
@@ -468,7 +485,11 @@ ACQUISITIONS: dict[str, dict[str, Worth]] = {
         "look-ahead": lambda e: e._by(acquisitions.ProbabilityLookAhead, e._reference()),
         "information": lambda e: e._by(acquisitions.Information),
     },
-    "prefer": {"best": lambda e: e._by(ExpectedBest), "information": lambda e: e._by(PairInformation)},
+    "prefer": {
+        "best": lambda e: e._by(ExpectedBest),
+        "best-averaged": lambda e: e._by(ExpectedBest, average="values"),
+        "information": lambda e: e._by(PairInformation),
+    },
     "real": {"improvement": lambda e: e._gain()},
 }
 INFORMATION_SOUGHT: dict[str, Worth] = {
@@ -480,7 +501,7 @@ INFORMATION_SOUGHT: dict[str, Worth] = {
 
 
 def searched_rows(n: int) -> int:
-    """How many of n rows determine hyperparameters."""
+    """How many of n answers, the first ones, hyperparameters are found from."""
     k = EVERY_TIME
     if n <= k:
         return n

@@ -122,7 +122,10 @@ def unpack_experiment(cls: Any, state: State, objects: dict[str, Any]) -> Any:
         functions.pop(0) if one is None else Linear(tuple(one["weights"]), one["most"])
         for one in metadata["constraints"]
     ]
-    experiment = cls(stored_bounds(metadata), constraints=constraints, **metadata["options"])
+    options = dict(metadata["options"])
+    if options["goal"] != "threshold":
+        del options["threshold"]  # which nothing uses; files hold it for every goal
+    experiment = cls(stored_bounds(metadata), constraints=constraints, **options)
     tensors = {name: x.numpy().copy() for name, x in state.tensors.items()}
     experiment._x, experiment._y, experiment._pending = (tensors[name] for name in ("x", "y", "pending"))
     check_points(experiment.inputs, experiment._x, experiment._pending)

@@ -1,8 +1,8 @@
 """The inputs of an experiment: ranges, whole numbers and choices, as a user writes them and as a model sees them.
 
-A point has three forms. *Values* are the user's: a row of numbers, or of a table with names. *Numbers* are the same
-with the place of a choice in its list. *Units* lie in [0, 1): where candidates are drawn. A model sees *columns*: each
-range on [-√3, √3], so that points spread evenly have an sd of 1, and a 0/1 column for each choice.
+A point has four forms. *Values* are the user's: a row of an array, or of a table with names. *Numbers* are the same,
+with a choice as its place in the list. *Units* lie in [0, 1), where candidates are drawn. *Columns* are what a model
+takes: each range as [-√3, √3], so that evenly spread points have an sd of 1, and a 0/1 column for each choice.
 """
 
 import math
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 HALF_WIDTH = math.sqrt(3.0)
 WORDS = ("integer", "log")
-SLACK = 1e-9  # of a range, by which rounding may put a point outside
-MOST_POINTS_DRAWN = 1 << 17  # points drawn in search of some that keep the constraints
+SLACK = 1e-9  # share of a range by which rounding may put a point outside
+MOST_POINTS_DRAWN = 1 << 17  # draws after which the search for points that keep the constraints gives up
 CANDIDATES = 512
 BEST = 5  # candidates around which the search goes on
 AROUND = 16  # points around each, in each round
 SPREADS = (0.1, 0.03, 0.01)  # sds of the rounds, in units
-OTHER_CHOICE = 0.15  # chance to try another choice
+OTHER_CHOICE = 0.15  # probability of trying another choice
 
 
 class NumberInput(NamedTuple):
@@ -42,7 +42,7 @@ class NumberInput(NamedTuple):
         return 1
 
     def ends(self) -> tuple[float, float]:
-        """Where units 0 and 1 are; whole numbers get equal shares."""
+        """The values at units 0 and 1; whole numbers get equal shares."""
         low, high = (self.low - 0.5, self.high + 0.5) if self.integer and not self.log else (self.low, self.high)
         return (math.log(low), math.log(high)) if self.log else (low, high)
 
@@ -112,7 +112,7 @@ Constraint = Linear | Callable[[Any], Any]
 
 
 class Inputs:
-    """All inputs of an experiment, by name or by position, and what must hold between them."""
+    """All inputs of an experiment, by name or by position, and the constraints on them."""
 
     def __init__(self, bounds: Any, constraints: Any = ()) -> None:
         self.names = [str(name) for name in bounds] if isinstance(bounds, Mapping) else None
@@ -135,7 +135,7 @@ class Inputs:
 
     @property
     def width(self) -> int:
-        """Columns that a model sees."""
+        """How many columns a model takes."""
         return sum(part.width for part in self.parts)
 
     def read_constraint(self, given: Any) -> Constraint:
@@ -180,14 +180,14 @@ class Inputs:
         return np.column_stack([part.columns(numbers[:, j]) for j, part in enumerate(self.parts)])
 
     def point(self, numbers: np.ndarray) -> Any:
-        """One point as a user's function sees it: a dictionary, or an array if inputs have no names."""
+        """One point as a user's function takes it: a dictionary, or an array if inputs have no names."""
         if self.names is None:
             return numbers.copy()
         values = [part.value(x) for part, x in zip(self.parts, numbers, strict=True)]
         return dict(zip(self.names, values, strict=True))
 
     def values(self, numbers: np.ndarray) -> "np.ndarray | pandas.DataFrame":
-        """Points as a user sees them: a table, or an array if inputs have no names."""
+        """Points as users get them: a table, or an array if inputs have no names."""
         if self.names is None:
             return numbers.copy()
         import pandas as pd
@@ -267,14 +267,14 @@ class Inputs:
                 units[change, j] = other[change, j]
             elif part.integer:
                 low, high = part.ends()
-                step[:, j] *= max(1.0, 1.0 / (sd * (high - low)))  # so that it reaches the next number
+                step[:, j] *= max(1.0, 1.0 / (sd * (high - low)))  # or it would never reach the next number
         numbers = self.numbers(np.clip(units + step, 0.0, 1.0))
         return numbers[self.allowed(numbers)] if self.constraints else numbers
 
     def best(
         self, worth: Callable[[np.ndarray], np.ndarray], seed: int, known: np.ndarray | None = None
     ) -> tuple[np.ndarray, float]:
-        """The allowed point that is worth most, among many and then around the best of these; and its worth."""
+        """The allowed point that is worth most, and its worth: the best of many, then of those around the best."""
         points = self.spread(CANDIDATES, seed)
         if known is not None and len(known):
             points = np.concatenate([points, known])

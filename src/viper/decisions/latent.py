@@ -1,7 +1,7 @@
-"""The log-odds f of a model at points that acquisition functions ask for: means, covariances, and what labels leave.
+"""The log-odds f of a model at points: means, covariances, and what pending labels leave of the covariances.
 
-A label at a point is worth a precision of h = E s'(f) along it, whatever it will be (`viper.decisions.pool`), so that
-labels still to come at points z leave the means as they are and
+Whatever the label at a point will be, it adds a precision of h = E s'(f) along it (`viper.decisions.pool`). Pending
+labels at points z leave the means as they are, and
 
     Cov(f_x, f_x')  becomes  Cov(f_x, f_x') - C_xz (C_zz + diag(1/h))⁻¹ C_zx'.
 """
@@ -34,13 +34,13 @@ class FixedPoints(NamedTuple):
 
 
 class LatentModel(Protocol):
-    """A model as acquisition functions see it."""
+    """What acquisition functions need of a model."""
 
     columns: int | None
     dtype: torch.dtype
 
     def fixed(self, Z: Tensor) -> FixedPoints:
-        """Points to condition on or to average over."""
+        """Points to condition on or average over."""
 
     def joint(self, X: Tensor, fixed: FixedPoints | None) -> Joint:
         """f at X, b × q × p, and its covariances with the fixed points."""
@@ -95,7 +95,7 @@ class ModuleLatent:
 
 
 def latent_of(model: Any) -> LatentModel:
-    """The model as acquisition functions see it, or an error that says which models there are."""
+    """What acquisition functions need of this model; an error for models that they cannot use."""
     if hasattr(model, "fixed") and hasattr(model, "joint"):
         known: LatentModel = model
         return known
@@ -121,7 +121,7 @@ def latent_of(model: Any) -> LatentModel:
 
 
 class Conditioned:
-    """The model after labels that are still to come, with f at reference points too."""
+    """The model once pending labels have arrived, and f at reference points."""
 
     def __init__(self, latent: LatentModel, pending: Tensor | None, reference: Tensor | None) -> None:
         self.latent = latent

@@ -1,11 +1,11 @@
-"""Active learning from a table: the rows whose labels would tell most about a model.
+"""Active learning from a table: the rows whose labels would say most about a model.
 
-The label of row i tells I(y_i; f_i) nats about the model, in closed form. Of several rows, each is chosen for what it
-tells beyond those before it. A label at row i is worth a precision of h_i = E s'(f_i) along it, so that
+The label of row i is worth I(y_i; f_i) nats, in closed form. Of several rows, each is chosen for what it adds to those
+before it. Whatever the label of row i will be, it adds a precision of h_i = E s'(f_i) along it, so that
 
-    Cov(f_j, f_k)  becomes  Cov(f_j, f_k) - h_i Cov(f_j, f_i) Cov(f_i, f_k) / (1 + h_i Var f_i),
+    Cov(f_j, f_k)  becomes  Cov(f_j, f_k) - h_i Cov(f_j, f_i) Cov(f_i, f_k) / (1 + h_i Var f_i).
 
-whatever the label will be; means stay as they are, and the information of all others is that of their new variances.
+Means stay as they are, and the information of the other rows follows from their new variances.
 """
 
 from typing import Any, NamedTuple
@@ -24,24 +24,24 @@ from viper.models.prediction import check_model
 from viper.softplus.information import answer_information, class_information
 from viper.softplus.limit import limit
 
-MOST_CANDIDATES = 5_000  # rows with the most information, among which those of a batch are chosen
+MOST_CANDIDATES = 5_000  # a batch is chosen among so many rows, those with the most information
 
 
 class Suggested(NamedTuple):
     """Rows to label, the best first."""
 
     rows: np.ndarray  # their numbers, from 0
-    information: np.ndarray  # nats that the label of this row alone would tell
-    gain: np.ndarray  # nats beyond the rows before it
+    information: np.ndarray  # nats that the label of each row is worth on its own
+    gain: np.ndarray  # nats that it adds to the rows before it
 
 
 def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool = False) -> Suggested:
-    """Choose the rows of X whose labels would tell most about a fitted model.
+    """Choose the rows of X whose labels would say most about a fitted model.
 
     Parameters
     ----------
     model : estimator
-        Logistic regression or a Gaussian process, with two classes or more; levels in order; effects of groups.
+        Logistic regression or a Gaussian process, of two classes or more, levels in order, or effects of groups.
     X : array or DataFrame
         Rows without labels.
     n : int
@@ -49,15 +49,15 @@ def suggest(model: Any, X: Any, n: int = 10, *, offset: Any = None, alone: bool 
     offset : array (n,), optional
         Known part of the log-odds of each row.
     alone : bool, default False
-        Rank every row for itself. Otherwise each row is chosen for what it tells beyond those before it, so that a
-        batch does not ask the same question twice; where there are more than 5,000 rows, among the 5,000 best. Models
-        of levels in order, of groups, of several labels or components, and Gaussian processes of more than two classes,
-        rank each row for itself.
+        Rank every row on its own. Otherwise each row is chosen for what it adds to those before it, so that a batch
+        does not ask the same question twice; of more than 5,000 rows, the choice is among the 5,000 that are worth most
+        on their own. Models of levels in order, of groups, of several labels or components, and Gaussian processes of
+        more than two classes, always rank each row on its own.
 
     Returns
     -------
     Suggested
-        `rows`, best first, the `information` of each alone, and its `gain` beyond those before it.
+        `rows`, best first, the `information` of each on its own, and its `gain` over those before it.
     """
     check_model(model)
     if hasattr(model, "n_pairs_"):
@@ -83,7 +83,7 @@ def numbered_rows(X: Any, rows: np.ndarray) -> Any:
 
 
 def knows_joint_rows(model: Any) -> bool:
-    """Whether the model says how f varies between rows together."""
+    """Whether the model has a joint covariance of f over rows."""
     several = getattr(model, "multilabel_", False) or (model._kind in ("gp", "ordinal") and model.multiclass_)
     mixture = count_gaussians(model.posterior_) > 1
     return hasattr(model, "_joint") and not several and not mixture and not hasattr(model, "factors_")
@@ -98,7 +98,7 @@ def joint_block(model: Any, X: Any, offset: Any) -> tuple[Block, Posterior | Sta
 
 
 def chosen_together(block: Block, posterior: Posterior | StarPosterior, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a block one by one, each for its information given those before it; and that information."""
+    """Rows of a block, each chosen for its information given those before it; and that information."""
     star = isinstance(posterior, StarPosterior)
     mean, variance = (
         posterior.latent(block) if isinstance(posterior, StarPosterior) else binary_latent(block, posterior)

@@ -1,4 +1,4 @@
-"""Exact Gaussian-process regression for measured objectives: small, for the tens of runs of an experiment.
+"""Exact Gaussian-process regression of measurements, for experiments with tens of runs.
 
 y_i = m + f(x_i) + e_i with a Matern-5/2 kernel, a lengthscale for each column, noise, and an unknown level m. y is
 standardised, hyperparameters maximise the evidence with weakly informative priors, and predictions are of f + m.
@@ -91,7 +91,7 @@ class GaussianRegression:
         return torch.from_numpy(min(found, key=lambda one: float(one.fun)).x)
 
     def predict(self, Z: np.ndarray, pending: np.ndarray | None = None) -> Moments:
-        """f + m at rows of Z; with pending rows measured too, at what is expected there, which leaves the mean."""
+        """f + m at rows of Z. Pending rows count as measured, at what is expected there: the mean stays as it is."""
         z = torch.from_numpy(np.ascontiguousarray(Z))
         with torch.no_grad():
             across = self.kernel(self.theta, z, self.X)

@@ -455,7 +455,7 @@ def experiment(
             unsure = (found.above > low) & (found.above < 1.0 - low)
             ax.fill_between(shown.x, 0.0, 1.0, where=unsure, color=ORANGE, alpha=0.18, lw=0)
         told = np.interp(shown.asked[:, 0], shown.x, found.mean) if made.goal == "prefer" else shown.answers
-        ax.scatter(shown.asked[:, 0], told, s=14, color=INK, alpha=0.6, lw=0, zorder=3)
+        ax.scatter(shown.asked[:, 0], told, s=14, color=INK, alpha=0.6, lw=0, clip_on=False, zorder=3)
         ax.set(xlabel=shown.names[0])
         if shown.log[0]:
             ax.set_xscale("log")
@@ -475,7 +475,8 @@ def experiment(
     labels = ("not preferred", "preferred") if pairs else ("no", "yes") if binary else ("failed", "measured")
     for group, marker, face, label in ((~good, "o", "white", labels[0]), (good, "^", YELLOW, labels[1])):
         look = {"marker": marker, "facecolor": face, "edgecolor": INK, "label": label}
-        ax.scatter(shown.asked[group, 0], shown.asked[group, 1], s=22, lw=0.7, **look)
+        # whole markers at the bounds too, where many questions are
+        ax.scatter(shown.asked[group, 0], shown.asked[group, 1], s=22, lw=0.7, clip_on=False, zorder=3, **look)
     ax.legend(frameon=True, fontsize=8, loc="best")
     ax.figure.colorbar(mesh, ax=ax)
     ax.set(xlabel=shown.names[0], ylabel=shown.names[1])

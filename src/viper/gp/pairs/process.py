@@ -131,7 +131,7 @@ class PairProcess(VariationalGPClassifier):
         return self
 
     def tie_constant(self) -> float:
-        """What ties add to the log likelihood beyond their rows, at the fitted threshold."""
+        """What ties add to the log likelihood of their rows, at the fitted threshold."""
         return float(tie_constant(self._tie_weight, self.model_.mean.tie.detach())) if self.tied_ else 0.0
 
     def rows_of(self, first: np.ndarray, second: np.ndarray, sign: float = -1.0) -> np.ndarray:
