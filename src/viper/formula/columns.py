@@ -47,8 +47,8 @@ def as_frame(data: Any) -> "pandas.DataFrame":
         frame = pandas.DataFrame({name: as_column(data[name]) for name in getattr(data, "columns", data)})
     else:
         raise FormulaError(
-            f"a model with a formula needs a table with named columns; got {kind_of(data)}. Pass a DataFrame that is in "
-            "memory."
+            f"a model with a formula needs a table with named columns; got {kind_of(data)}. Pass a DataFrame that is "
+            "in memory."
         )
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
