@@ -12,6 +12,7 @@ VALUE_WORDS = {  # of values, by typer's names for their types
     "list[str]": "text",
     "int": "integer",
     "int range": "integer",
+    "list[int]": "integer",
     "float": "number",
     "float range": "number",
 }
