@@ -513,12 +513,14 @@ def test_help_names_kinds_of_values_as_people_do(run):
     assert "--drop <text>" in text
     assert "--cv <integer>" in text
     assert "--test-size <number>" in text
-    assert not re.search(r"<(list|str|int|float)\b", text)
+    assert not re.search(r"<(list|str|int|float)\b", text + run("bound", "--help")[1])
 
 
 def test_a_wrong_value_is_refused_in_plain_words(run):
-    line = "viper: --level must be less than or equal to 0.999999. See: viper predict --help\n"
+    line = "viper: --level must be less than or equal to 0.999999; got 95. See: viper predict --help\n"
     assert run("predict", "m.viper", "data.csv", "--level", "95") == (2, "", line)
+    line = "viper: --cv must be a valid integer; got 'few'. See: viper fit --help\n"
+    assert run("fit", "data.csv", "--cv", "few") == (2, "", line)
     code, _, err = run("fit", "data.csv", "--missing", "zero")
     assert code == 2
     assert err.startswith("viper: Invalid value for '--missing': 'zero' is not one of 'error',")

@@ -513,6 +513,25 @@ def test_text_that_tells_rows_apart_is_left_out_as_a_number_is(command):
     assert "person" not in str(model.card())
 
 
+def test_names_in_a_small_table_are_left_out_unless_a_formula_names_them(command):
+    first = FRAME[:12].drop(columns="when").assign(name=[f"person {i}" for i in range(12)])
+    first["seen"] = [f"{i + 1:02d}/03/2024" for i in range(12)]
+    with pytest.warns(LeftOutWarning, match="'name': it identifies rows, as its 12 texts all differ; 'seen': it ident"):
+        model = Logistic.from_formula("y ~ .", first)
+    assert model.formula_.inputs == ["x", "ward"]
+    first.to_csv("t.csv", index=False)
+    code, out, err = command("fit", "t.csv", "-t", "y", "--json", "--cv", "0")
+    assert (code, json.loads(out)["formula"]) == (0, "y ~ x + ward"), err
+    assert "column 'seen' is left out: it identifies rows, as its 12 texts all differ; write dates as" in err
+    first[["y", "name"]].to_csv("two.csv", index=False)
+    code, _, err = command("fit", "two.csv", "-t", "y")
+    assert "besides the target; got 'name' (it identifies rows, as its 12 texts all differ). Add one." in err
+    assert Logistic.from_formula("y ~ x + name", first).formula_.inputs == ["x", "name"]
+    with pytest.warns(LeftOutWarning, match="'seen'"):
+        assert "name" in Logistic.from_formula("y ~ . + name", first).formula_.inputs
+    assert "name" in Logistic.from_formula("y ~ name", first[:4]).formula_.inputs
+
+
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"bytes", np.zeros(2)], ids=["list", "struct", "binary", "array"])
 def test_nested_columns_are_refused_in_one_line(value, command):
     nested = FRAME.assign(tags=[value] * ROWS)

@@ -421,7 +421,7 @@ def test_a_bomb_of_equal_rows(suffix, command, monkeypatch):
     err = refused(command, f"t.{suffix}", "-t", "y")
     assert f"got t.{suffix}, which takes" in err
     assert "Pass --max-gb 1 if" in err
-    assert "a column besides the target that varies" in refused(command, f"t.{suffix}", "-t", "y", "--max-gb", "1")
+    assert "a column of use besides the target; got" in refused(command, f"t.{suffix}", "-t", "y", "--max-gb", "1")
 
 
 def test_a_workbook_that_unpacks_to_too_much(command, monkeypatch):

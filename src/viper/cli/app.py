@@ -137,10 +137,19 @@ def one_line(error: BaseException) -> str:
     return text.replace("overwrite=True", "--force")
 
 
-def usage_words(message: str) -> str:
-    """Reword typer's message about a wrong command line in the style of the other messages."""
-    message = message.rstrip(".").replace("Value error, ", "")
-    return re.sub(r"^Invalid value for '([\w-]+)'[^:]*: Input should be ", r"\1 must be ", message)
+def usage_words(error: Any) -> str:
+    """Reword typer's message about a wrong command line in the style of the other messages, and add the value."""
+    from viper.errors import shown
+
+    message = error.format_message().rstrip(".").replace("Value error, ", "")
+    found = re.match(r"Invalid value for '([\w-]+)'[^:]*: Input should be (.*?)(, unable to parse .*)?$", message)
+    if found is None:
+        return message
+    given = [one["input"] for one in getattr(error.__cause__, "errors", list)()]  # by pydantic, in newer typer
+    rule = f"{found[1]} must be {found[2]}"
+    if not given:
+        return rule
+    return f"{rule}; got {shown(given[0]) if found[3] else given[0]}"  # a number is shown as it was typed
 
 
 def print_error(text: str) -> None:
@@ -190,7 +199,7 @@ def run_program(arguments: list[str] | None = None) -> NoReturn:
             sys.stderr.write(error.format_message() + "\n")
         else:
             where = error.ctx.command_path if error.ctx else "viper"
-            message = usage_words(error.format_message())
+            message = usage_words(error)
             print_error(f"{message}{'' if message.endswith('?') else '.'} See: {where} --help")
         code = USAGE
     except typer.Exit as done:

@@ -129,7 +129,7 @@ def prepare_rows(
     notes += column_notes(frame, target, used, named)
     why = {name: f"given as {option}" for option, name in beside.items() if name not in (drop or ())}
     left_out = {name: why.get(name, BY_DROP) for name in dropped} | left_out
-    return PreparedRows(frame, formula or all_columns(frame, target, categories), notes, left_out, counts)
+    return PreparedRows(frame, formula or all_columns(frame, target, categories, left_out), notes, left_out, counts)
 
 
 def read_weight_column(column: "pandas.Series[Any]", table: TableFile) -> "np.ndarray":
@@ -288,14 +288,15 @@ def in_c(formula: str) -> list[str]:
     ]
 
 
-def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...]) -> str:
+def all_columns(frame: "pandas.DataFrame", target: str, category: tuple[str, ...], left_out: dict[str, str]) -> str:
     """Return a formula with all columns of the frame, those in `category` as categories."""
     terms = [
         f"C({quote_column(name)})" if name in category and not is_text(frame[name]) else quote_column(name)
         for name in frame.columns.drop(target)
     ]
     if not terms:
-        raise FileError(f"the table must have a column besides the target that varies; got {listed(frame)}.")
+        got = ", ".join(f"{name!r} ({why})" for name, why in [*left_out.items()][:3]) or "no other"
+        raise FileError(f"the table must have a column of use besides the target; got {got}. Add one.")
     return f"{quote_column(target)} ~ {' + '.join(terms)}"
 
 

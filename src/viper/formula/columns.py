@@ -27,6 +27,7 @@ MICROSECONDS_PER_DAY = 86_400_000_000
 MOST_COLUMNS = 20_000  # columns of a formula; a model file's header has room for the metadata of about twice as many
 ONE_KIND = ("string", "boolean", "integer", "floating", "empty")  # kinds that pandas may infer for a column of objects
 FEWEST_COUNTED = 20  # rows from which integers that all differ may be row numbers
+FEWEST_TEXTS = 5  # rows from which texts that all differ are taken for names rather than for categories
 SAME_TO = 1e-12  # relative to a column's size; smaller differences keep hardly a digit once the mean is subtracted
 FIRST_COMPARED = 1000  # rows among which columns other than identifiers repeat a value
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -409,7 +410,7 @@ def reason_to_leave_out(column: "pandas.Series[Any]", different: int) -> str | N
 def reason_to_leave_text_out(column: "pandas.Series[Any]", different: int) -> str | None:
     """Return why a text column is no use to a model if it looks like names, notes or ticket numbers, or None."""
     known = column.dropna()
-    if differs_in_every_row(known, different):
+    if different == len(known) >= FEWEST_TEXTS:
         why = f"it identifies rows, as its {different:,} texts all differ"
     elif different > MOST_UNNAMED_LEVELS and 2 * different > len(known):
         why = f"it has {different:,} different texts in {len(known):,} rows; name it in a formula to use it"
