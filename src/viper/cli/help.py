@@ -13,7 +13,6 @@ VALUE_WORDS = {  # typer's name of a type -> the word for its values
     "int": "integer",
     "list[int]": "integer",
     "int range": "integer",
-    "list[int]": "integer",
     "float": "number",
     "float range": "number",
 }
