@@ -199,8 +199,8 @@ class OutputFormat(NamedTuple):
     others: tuple[str, ...]
 
 
-TABLE = OutputFormat("CSV or Parquet", ".csv, .csv.gz or .parquet", OTHER_TABLES)
-PAGE = OutputFormat("HTML", ".html", (*OTHER_PAGES, *OTHER_TABLES, *PARQUET.suffixes, ".csv", ".viper"))
+TABLE_OUTPUT = OutputFormat("CSV or Parquet", ".csv, .csv.gz or .parquet", OTHER_TABLES)
+PAGE_OUTPUT = OutputFormat("HTML", ".html", (*OTHER_PAGES, *OTHER_TABLES, *PARQUET.suffixes, ".csv", ".viper"))
 
 
 def check_ending(path: Path, format: OutputFormat, wording: Wording) -> None:
@@ -248,7 +248,7 @@ def frame_writer(path: Path, overwrite: bool = False) -> Iterator[Callable[["pan
         If the file exists and `overwrite` is False, if its name is that of another format, or if it cannot be written.
     """
     check_output(path, overwrite)
-    check_ending(path, TABLE, IN_A_SHELL)
+    check_ending(path, TABLE_OUTPUT, IN_A_SHELL)
     name = linked_file(path).name
     with checked_file(path, overwrite, IN_A_SHELL) as file:
         if not name.endswith(PARQUET.suffixes):

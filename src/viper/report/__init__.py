@@ -60,10 +60,10 @@ def write(
         If the file exists and `overwrite` is False, if its name is that of another format, or if it cannot be written.
     """
     from viper.data.model_file import write_bytes
-    from viper.data.writing import IN_PYTHON, PAGE, check_ending, check_target
+    from viper.data.writing import IN_PYTHON, PAGE_OUTPUT, check_ending, check_target
     from viper.report.classes.page import any_page, any_study
 
     check_target(Path(path).absolute(), overwrite, IN_PYTHON)
-    check_ending(Path(path), PAGE, IN_PYTHON)
+    check_ending(Path(path), PAGE_OUTPUT, IN_PYTHON)
     study = any_study(model, data, target, spatial, held_out, row_labels, rows, by)
     write_bytes(path, any_page(study).text().encode(), overwrite)

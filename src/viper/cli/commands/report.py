@@ -53,11 +53,11 @@ def write_report(
     from viper.cli.classes import model_of_label
     from viper.cli.preparing import check_option_column, input_columns, labelled_rows
     from viper.data.model_file import write_bytes
-    from viper.data.writing import IN_A_SHELL, PAGE, check_ending
+    from viper.data.writing import IN_A_SHELL, PAGE_OUTPUT, check_ending
     from viper.errors import OutputError, StorageError
     from viper.report.classes.page import any_page, any_study
 
-    check_ending(out, PAGE, IN_A_SHELL)
+    check_ending(out, PAGE_OUTPUT, IN_A_SHELL)
     fitted = model_of_label(fitted, target)
     # names are kept as written, such as 007, but a column that the model uses is read as in the fit
     as_text = () if row_labels is None or row_labels in input_columns(fitted) else (row_labels,)
