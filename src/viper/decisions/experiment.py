@@ -487,7 +487,7 @@ ACQUISITIONS: dict[str, dict[str, Worth]] = {
     },
     "prefer": {
         "best": lambda e: e._by(ExpectedBest),
-        "best-averaged": lambda e: e._by(ExpectedBest, average="values"),
+        "best-mixture": lambda e: e._by(ExpectedBest, average="moments"),
         "information": lambda e: e._by(PairInformation),
     },
     "real": {"improvement": lambda e: e._gain()},

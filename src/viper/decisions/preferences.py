@@ -5,7 +5,8 @@ posterior of f. Both functions are closed forms with gradients in the items:
 
     information  H(E s(d)) - E H(s(d)),      expected best  E max(f(x), f(x')) = ϑ' + δ Φ(δ/σ) + σ φ(δ/σ).
 
-The expected best of more than two items, for answers that choose one of k, is an average over joint draws.
+The expected best is averaged over the components of the model. Of more than two items, for answers that choose one of
+k, it is that of joint draws.
 
 Whatever a pending answer will be, it adds a precision of h = E s'(d) along d, as a label does along f
 (`viper.decisions.latent`).
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from viper.gp.pairs.preference import VariationalPreferenceGP
 
 ANSWERS = {"first": 1.0, "tie": 0.5, "second": 0.0}
-AVERAGES = ("moments", "values")
+AVERAGES = ("values", "moments")
 ITEMS_AT_ONCE = 1_024
 
 
@@ -125,16 +126,16 @@ class ExpectedBest(PairAcquisition):
 
     Asking for the better of two items with the largest expected best finds the best item (Astudillo et al. 2023).
 
-    Where the scale of f is uncertain, the variance of the mixture over hyperparameters is large between items that are
-    far apart, even if it is certain which of them is better. Averages of the expectation itself, ``average="values"``,
-    ask for pairs that are closer together: they settle sooner, on a lower hill too.
+    The expectation is that given hyperparameters, averaged over them. With the moments of their mixture,
+    ``average="moments"``, it asks about items that are further apart: where only the scale of f is uncertain, their
+    difference has a large variance although it is certain which of them is better.
 
     Parameters
     ----------
     model, pending
         As in `PairInformation`.
-    average : {"moments", "values"}, default "moments"
-        How to average over hyperparameters: the moments of f, or the expected best given each component.
+    average : {"values", "moments"}, default "values"
+        How to average over hyperparameters: the expected best given each component, or the moments of f.
     draws, random_state : int, default 256 and 0
         Joint draws of more than two items, by a scrambled Sobol sequence, and their seed.
     """
@@ -145,7 +146,7 @@ class ExpectedBest(PairAcquisition):
         self,
         model: Any,
         *,
-        average: str = "moments",
+        average: str = "values",
         draws: int = BATCH_DRAWS,
         random_state: int = 0,
         pending: Any = None,
