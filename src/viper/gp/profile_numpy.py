@@ -42,14 +42,14 @@ SURELY = 3.0  # an estimated move is surely too large from this many times the t
 PIECE_ROWS = 512
 LEAST_SHARED = 2e7  # rows × columns² from which threads share the pieces: a millisecond, where starting them takes 0.2
 
-Answer = TypeVar("Answer")
+OfPiece = TypeVar("OfPiece")
 
 
 def dense_profile_applies(rows: Observations, points: int, diagonal: bool) -> bool:
     return not diagonal and rows.inputs.device.type == "cpu" and len(rows) * points <= LARGEST_DENSE
 
 
-def in_pieces(task: Callable[[slice], Answer], rows: int, columns: int) -> list[Answer]:
+def in_pieces(task: Callable[[slice], OfPiece], rows: int, columns: int) -> list[OfPiece]:
     """What the task returns for each piece of the rows, in their order; on the threads of this fit if that pays."""
     pieces = [slice(start, start + PIECE_ROWS) for start in range(0, max(rows, 1), PIECE_ROWS)]
     threads = min(PASS_THREADS.get(), len(pieces)) if rows * columns**2 >= LEAST_SHARED else 1
