@@ -140,7 +140,9 @@ def separable(n, p, seed=0):
 def test_separated_classes_in_huge_columns_end_soon(shape, family, most):
     """Under such a prior log-odds grow to 1e12, where F has no digits; the fits went on for 1,159 and 430 passes."""
     X, y = separable(*shape)
-    with pytest.warns(ConvergenceWarning, match="log-odds grew beyond .* Features are as large as .*: standardise them"):
+    with pytest.warns(
+        ConvergenceWarning, match="log-odds grew beyond .* Features are as large as .*: standardise them"
+    ):
         model = VariationalLogisticRegression(covariance=family).fit(1e12 * X, y)
     assert not model.converged_
     assert model.passes_ < most
