@@ -109,7 +109,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 PAIRS = 20
 CERTAINTY = 3.4  # log-odds of an answer by the difference in sds
-MODEL_SEEDS = 10
+MODEL_SEEDS = 20  # of comparisons for preferences
 KEPT = Path(__file__).parent / "results" / "asking"
 
 
@@ -215,7 +215,8 @@ def plan(goals: list[str], quick: bool, seeds: int | None) -> Iterator[tuple[str
     """What to run: goals, worlds, acquisition functions or models, and seeds; seed by seed."""
     for goal in goals:
         worlds, words = ROWS[goal]
-        most = (2 if quick else MODEL_SEEDS) if goal == "prefer" else 1 if quick else seeds or SEEDS
+        usual = MODEL_SEEDS if goal in ("compare", "prefer") else SEEDS
+        most = 2 if quick else seeds or usual
         for seed in range(most):
             yield from ((goal, name, word, seed) for name in worlds for word in words)
 
