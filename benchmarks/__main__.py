@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "table", "peers"}
+NOT_BENCHMARKS = {"__init__", "__main__", "table", "runs", "peers"}
 
 
 def main() -> None:

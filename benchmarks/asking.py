@@ -27,6 +27,7 @@ import numpy as np
 from scipy.stats import qmc
 
 import viper
+from benchmarks.runs import read_runs
 from benchmarks.table import Page, Table, machine
 from viper.decisions.experiment import PREFERENCE_MODEL
 from viper.decisions.preferences import fit_preferences
@@ -222,15 +223,8 @@ def plan(goals: list[str], quick: bool, seeds: int | None) -> Iterator[tuple[str
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of all goals; one that an interruption cut short is left out."""
-    lines = []
-    for file in sorted(folder.glob("*.jsonl")):
-        for text in file.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-    return lines
+    """The runs of all goals."""
+    return [run for file in sorted(folder.glob("*.jsonl")) for run in read_runs(file)]
 
 
 def fill(folder: Path, wanted: Iterable[tuple[str, str, str, int]]) -> None:

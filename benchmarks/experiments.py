@@ -43,6 +43,7 @@ from scipy.special import rel_entr
 from scipy.stats import norm, qmc
 
 import viper
+from benchmarks.runs import read_runs
 from benchmarks.table import Page, Table, machine, seconds
 from viper.decisions.preferences import fit_preferences
 from viper.inference.threads import one_thread
@@ -424,16 +425,8 @@ def file_name(method: str) -> str:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of all methods; one that an interruption cut short is left out."""
-    lines = []
-    for method in METHODS:
-        file = folder / file_name(method)
-        for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-    return lines
+    """The runs of all methods."""
+    return [run for method in METHODS for run in read_runs(folder / file_name(method))]
 
 
 def fill(folder: Path, methods: Iterable[str], problems: Iterable[str], seeds: int) -> None:

@@ -8,7 +8,6 @@ of a JSON-lines file in `results/gp_classes`, so an interrupted run resumes wher
 these lines.
 """
 
-import json
 import tempfile
 import time
 import warnings
@@ -27,6 +26,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 import viper
 from benchmarks.gp_quality import Rows, Split, append, bounded_search, mean, train_svgp
+from benchmarks.runs import read_runs
 from benchmarks.table import Page, Table, machine
 from viper.inference.threads import one_thread
 
@@ -202,14 +202,8 @@ def score_split(split: Split, method: Callable[[Split], np.ndarray]) -> dict[str
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines, except one that an interruption cut short."""
-    file, lines = folder / LINES, []
-    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
+    """All runs."""
+    return read_runs(folder / LINES)
 
 
 def fill(folder: Path, names: tuple[str, ...], splits: int) -> None:

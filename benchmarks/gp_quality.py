@@ -33,6 +33,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from viper.metrics import scores
 
 import viper
+from benchmarks.runs import read_runs
 from benchmarks.table import Page, Table, machine
 from viper.inference.threads import one_thread
 
@@ -252,18 +253,8 @@ def file_name(method: str) -> str:
 
 
 def read_lines(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """The lines of one file, or of all methods; a line that an interruption cut short is left out."""
-    files = [folder / (name or file_name(method)) for method in ([name] if name else METHODS)]
-    lines = []
-    for file in files:
-        if not file.exists():
-            continue
-        for text in file.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-    return lines
+    """The runs in one file, or those of all methods."""
+    return [run for file in ([name] if name else map(file_name, METHODS)) for run in read_runs(folder / file)]
 
 
 def key_of(line: dict[str, Any]) -> tuple[Any, ...]:
