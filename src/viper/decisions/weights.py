@@ -1,12 +1,12 @@
-"""The posterior of a bandit's weights, which is Gaussian: shared weights w, and own ones of every arm, w_a.
+"""The Gaussian posterior of a bandit's weights: w, which all arms share, and w_a, which belong to arm a alone.
 
     disjoint   f_a = w_a'(context, 1)
     shared     f_a = w'(features of a, context, 1)
     hybrid     f_a = w'(features of a, context, 1) + w_a'(context, 1)
 
-The own weights of two arms meet only in the shared ones, so the precision is an arrow matrix, and work and memory are
-linear in the number of arms. It is that of the base, the prior and outcomes that are no longer kept, plus those of the
-factors of the kept ones. A decision sees the arms' log-odds as independent.
+Given w, the weights of different arms are independent. The precision is therefore an arrow matrix, and work and memory
+are linear in the number of arms. It is the sum of a base (the prior, and outcomes that are no longer kept) and the
+factors of the outcomes that are kept. A decision treats the arms' log-odds as independent.
 """
 
 import copy
@@ -23,12 +23,12 @@ from viper.inference.groups.arrow import Arrow, Split
 
 MODELS = ("disjoint", "shared", "hybrid")
 POLICIES = ("ids", "ucb", "thompson", "epsilon-greedy", "greedy")  # in the order of _arms.c
-MOST_WEIGHTS = 4_000  # of an arm, shared ones and its own
-MOST_ENTRIES = 1 << 28  # of covariances: 2 GB
+MOST_WEIGHTS = 4_000  # most weights that one arm depends on, shared and own
+MOST_ENTRIES = 1 << 28  # most entries of all covariances: 2 GB
 VISITED, CALM = 8, 0.05  # stop when this many older rewards in a row have moved f by less than this share of its sd
 MOST_VISITED = 256  # rewards, or as many as change MOST_CHANGED entries of a covariance
 MOST_CHANGED = 1 << 20
-ROUNDED_AWAY = 1e-12  # what rounding may take from a precision matrix, as a share of its diagonal
+ROUNDED_AWAY = 1e-12  # rounding error of a precision matrix, as a share of its diagonal
 SETTLED, MOST_ROUNDS = 1e-7, 100  # a refresh ends when no factor moves f by more than this share of its sd
 
 
@@ -58,7 +58,7 @@ class Scales(NamedTuple):
 
 
 class Weights:
-    """The posterior of the weights of a model, and what it was made of."""
+    """The posterior of a model's weights, with the prior and the factors that it consists of."""
 
     def __init__(self, model: str, scales: Scales, arm_count: int, features: int, context: int) -> None:
         self.model, self.scales, self.arm_count = model, scales, arm_count
@@ -222,8 +222,9 @@ class Weights:
 
 
 def weights_given(precision: Arrow, shift: Split) -> ArmPosterior:
-    """The Gaussian with density exp(shift'w - w' precision w / 2), but for a constant. If rounding has left a precision
-    that is not positive definite, its diagonal grows by as much as rounding may have taken.
+    """The Gaussian with density proportional to exp(shift'w - w' precision w / 2).
+
+    If rounding has left the precision indefinite, its diagonal grows by the size of the rounding error.
     """
     try:
         return solved_arrow(precision, shift)

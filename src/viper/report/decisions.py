@@ -38,7 +38,7 @@ def cost_threshold(cost_fp: float = 1.0, cost_fn: float = 1.0) -> float:
 def budget_threshold(probability: Any, budget: float) -> float:
     """The lowest threshold at which at most `budget` rows are acted on: a number of rows, or a share if below 1.
 
-    Of rows with equal probabilities, all or none are acted on, so there may be fewer than the budget allows.
+    Rows with equal probabilities are acted on together or not at all, so there may be fewer than the budget allows.
     """
     ranked = np.sort(np.asarray(probability, dtype=float))[::-1]
     most = budget_rows(budget, len(ranked))
